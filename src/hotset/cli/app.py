@@ -1,0 +1,59 @@
+"""The `hotset` command: a table of contents, one module per chapter."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from hotset._version import __version__
+from hotset.cli import simulate, trace
+from hotset.cli.output import JsonFlag, emit
+from hotset.errors import HotsetError
+
+app = typer.Typer(
+    name="hotset",
+    help="Run Mixture-of-Experts models larger than memory, and prove by replay what a cache would save.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="simulate", rich_help_panel="Decide")(simulate.simulate)
+app.add_typer(trace.app, name="trace", rich_help_panel="Understand a workload")
+
+
+@app.command(name="version", rich_help_panel="About")
+def version(as_json: JsonFlag = False) -> None:
+    """Print the version."""
+    emit({"version": __version__}, as_json, f"hotset {__version__}")
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+) -> None:
+    if show_version:
+        emit({}, False, f"hotset {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; the input's faults end in one line and exit code 2."""
+    try:
+        app()
+    except HotsetError as error:
+        fail(str(error))
+    except BrokenPipeError:  # the reader of our output left: not our fault, and nothing to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except MemoryError:
+        fail("out of memory: use a smaller trace (hotset trace cut) or a smaller sweep")
+
+
+def fail(message: str) -> None:
+    """Print one line of error and leave with 2."""
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(2)

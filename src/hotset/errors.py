@@ -1,0 +1,19 @@
+"""Errors that are the input's fault: the command line prints them in one line and exits with 2."""
+
+from __future__ import annotations
+
+
+class HotsetError(Exception):
+    """Something given to hotset is wrong; the message names what, and the remedy."""
+
+
+class BudgetError(HotsetError):
+    """A memory budget that cannot be read or cannot work."""
+
+
+class TraceError(HotsetError):
+    """A routing trace that is not valid, or a file that is not a trace."""
+
+
+class PolicyError(HotsetError):
+    """A policy that does not exist, or an option that it does not have."""

@@ -1,0 +1,133 @@
+"""The shape of a Mixture-of-Experts model, and memory budgets written as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hotset.errors import BudgetError, HotsetError
+
+MAX_LAYERS = 4096
+MAX_EXPERTS = 32767
+MAX_GRID = 1 << 20
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_SLOTS = re.compile(r"(\d+)\s*slots?", re.IGNORECASE)
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+class ExpertKey(NamedTuple):
+    """One expert of the model: its MoE layer, counted from 0 over MoE layers only, and its number there."""
+
+    layer: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """How many MoE layers a model has, how many experts each, and how many of them a token uses."""
+
+    layers: int
+    experts: int
+    top_k: int
+    expert_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.layers <= MAX_LAYERS:
+            raise HotsetError(f"a model needs 1 to {MAX_LAYERS} MoE layers, not {self.layers}")
+        if not 1 <= self.experts <= MAX_EXPERTS:
+            raise HotsetError(f"a layer needs 1 to {MAX_EXPERTS} experts, not {self.experts}")
+        if self.layers * self.experts > MAX_GRID:
+            raise HotsetError(f"{self.layers} x {self.experts} experts is more than {MAX_GRID:,}, the most hotset handles")
+        if not 1 <= self.top_k <= self.experts:
+            raise HotsetError(f"top_k must be 1 to {self.experts} (the experts of a layer), not {self.top_k}")
+        if self.expert_bytes is not None and not 1 <= self.expert_bytes < 1 << 60:
+            raise HotsetError(f"expert_bytes must be a positive number of bytes, not {self.expert_bytes}")
+
+    @property
+    def total_experts(self) -> int:
+        """All experts of all layers."""
+        return self.layers * self.experts
+
+    @property
+    def token_cycle(self) -> int:
+        """The experts that one token uses on its way through all layers."""
+        return self.layers * self.top_k
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A memory budget as it was asked for: bytes, a fraction of all experts, or a number of slots."""
+
+    size_bytes: int | None = None
+    fraction: float | None = None
+    slots: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read "8GiB", "25%" or "1536 slots"."""
+        word = text.strip()
+        if match := _SLOTS.fullmatch(word):
+            return cls(slots=int(match[1]))
+        if match := _PERCENT.fullmatch(word):
+            return cls(fraction=_percent(float(match[1]), text))
+        if _SIZE.fullmatch(word):
+            return cls(size_bytes=parse_size(word))
+        raise BudgetError(f'cannot read the budget "{text}": write a size ("8GiB"), a share ("25%") or "1536 slots"')
+
+    def slots_for(self, shape: ModelShape) -> int:
+        """The number of expert slots that this budget buys, never more than the model has experts."""
+        return min(self._slots(shape), shape.total_experts)
+
+    def _slots(self, shape: ModelShape) -> int:
+        if self.slots is not None:
+            return self.slots
+        if self.fraction is not None:
+            return int(math.floor(self.fraction * shape.total_experts + 1e-9))
+        if self.size_bytes is None:
+            raise BudgetError('an empty budget: give bytes, a fraction or slots, or use Budget.parse("25%")')
+        if shape.expert_bytes is None:
+            raise BudgetError(
+                "a budget in bytes needs the size of an expert, and this trace does not state it: "
+                'pass --expert-bytes, or give the budget as a share ("25%") or in slots'
+            )
+        return self.size_bytes // shape.expert_bytes
+
+    def __str__(self) -> str:
+        if self.slots is not None:
+            return f"{self.slots} slots"
+        if self.fraction is not None:
+            return f"{100 * self.fraction:g}%"
+        return format_size(self.size_bytes or 0)
+
+
+def parse_size(text: str) -> int:
+    """Read a size in bytes: "8GiB" is binary, "8GB" decimal, a plain number bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise BudgetError(f'cannot read the size "{text}": write a number and a unit, such as 8GiB, 500MB or 4096')
+    units = _BINARY if match[3] else _UNITS
+    value = float(match[1]) * units[match[2].lower()]
+    if value >= 1 << 60:
+        raise BudgetError(f'the size "{text}" is beyond any memory')
+    return int(value)
+
+
+def format_size(size_bytes: float) -> str:
+    """Write a size for people, in binary units."""
+    value, unit = float(size_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def _percent(value: float, text: str) -> float:
+    if not 0 < value <= 100:
+        raise BudgetError(f'the budget "{text}" must be more than 0 % and at most 100 % of the experts')
+    return value / 100

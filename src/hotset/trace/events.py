@@ -1,0 +1,128 @@
+"""Events as flat arrays: what the simulator's compiled loop walks over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from hotset.shape import ModelShape
+from hotset.trace.event import Event, Phase
+from hotset.trace.trace import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class EventTable:
+    """The events of a trace; event i owns the entries start[i] to start[i + 1] of `expert` and `count`."""
+
+    shape: ModelShape
+    start: npt.NDArray[np.int64]  # [events + 1]
+    layer: npt.NDArray[np.int32]  # [events]
+    step: npt.NDArray[np.int32]  # [events], forward pass, numbered from 0 without gaps
+    tokens: npt.NDArray[np.int32]  # [events], tokens that ran through this layer
+    phase: npt.NDArray[np.uint8]  # [events]
+    expert: npt.NDArray[np.int32]  # [entries], rising within an event
+    count: npt.NDArray[np.int32]  # [entries], tokens that use the expert
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+    @property
+    def accesses(self) -> int:
+        """The number of experts asked for, over all events."""
+        return len(self.expert)
+
+    @property
+    def largest(self) -> int:
+        """The number of experts of the largest event."""
+        return int(np.diff(self.start).max(initial=0))
+
+    def slice(self, first: int, last: int) -> EventTable:
+        """The events from `first` up to, not including, `last`."""
+        low, high = self.start[first], self.start[last]
+        return EventTable(
+            self.shape, self.start[first : last + 1] - low, self.layer[first:last], self.step[first:last],
+            self.tokens[first:last], self.phase[first:last], self.expert[low:high], self.count[low:high],
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Event]:
+        for i in range(len(self)):
+            own = slice(self.start[i], self.start[i + 1])
+            yield Event(
+                step=int(self.step[i]),
+                layer=int(self.layer[i]),
+                experts=tuple(self.expert[own].tolist()),
+                counts=tuple(self.count[own].tolist()),
+                tokens=int(self.tokens[i]),
+                phase=Phase(int(self.phase[i])),
+            )
+
+
+def build_events(trace: Trace) -> EventTable:
+    """Gather the tokens of each forward pass into one event per layer; layers nobody computed raise none."""
+    passes = np.flatnonzero(np.diff(trace.step, prepend=trace.step[0] - 1))
+    bounds = np.append(passes, trace.tokens).astype(np.int64)
+    sizes = _event_sizes(trace.experts, bounds, trace.shape.experts)
+    filled = sizes.reshape(-1) > 0
+    start = np.concatenate(([0], np.cumsum(sizes.reshape(-1)[filled]))).astype(np.int64)
+    columns = _fill_events(trace.experts, trace.phase, bounds, start, trace.shape.experts)
+    return EventTable(trace.shape, start, *columns)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _event_sizes(experts: Any, bounds: Any, num_experts: int) -> Any:
+    """Distinct experts per pass and layer; a pass of one token needs no marking."""
+    passes, layers, top_k = len(bounds) - 1, experts.shape[1], experts.shape[2]
+    sizes = np.zeros((passes, layers), np.int64)
+    seen = np.full(num_experts, -1, np.int64)
+    stamp = 0
+    for i in range(passes):
+        for layer in range(layers):
+            stamp += 1
+            for token in range(bounds[i], bounds[i + 1]):
+                for k in range(top_k):
+                    expert = experts[token, layer, k]
+                    if expert >= 0 and seen[expert] != stamp:
+                        seen[expert] = stamp
+                        sizes[i, layer] += 1
+    return sizes
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _fill_events(experts: Any, phases: Any, bounds: Any, start: Any, num_experts: int) -> Any:
+    num_events, entries = len(start) - 1, start[-1]
+    layers, top_k = experts.shape[1], experts.shape[2]
+    layer_of, step_of = np.empty(num_events, np.int32), np.empty(num_events, np.int32)
+    tokens_of, phase_of = np.empty(num_events, np.int32), np.empty(num_events, np.uint8)
+    expert_of, count_of = np.empty(entries, np.int32), np.empty(entries, np.int32)
+    counts = np.zeros(num_experts, np.int32)
+    event, at = 0, 0
+    for i in range(len(bounds) - 1):
+        phase = phases[bounds[i] : bounds[i + 1]].min()  # a pass with a prompt in it is a prefill
+        for layer in range(layers):
+            tokens = 0
+            lowest, highest = num_experts, -1
+            for token in range(bounds[i], bounds[i + 1]):
+                used = 0
+                for k in range(top_k):
+                    expert = experts[token, layer, k]
+                    if expert >= 0:
+                        used = 1
+                        counts[expert] += 1
+                        lowest, highest = min(lowest, expert), max(highest, expert)
+                tokens += used
+            if tokens == 0:
+                continue
+            layer_of[event], step_of[event] = layer, i
+            tokens_of[event], phase_of[event] = tokens, phase
+            for expert in range(lowest, highest + 1):
+                if counts[expert]:
+                    expert_of[at], count_of[at] = expert, counts[expert]
+                    counts[expert] = 0
+                    at += 1
+            event += 1
+    return layer_of, step_of, tokens_of, phase_of, expert_of, count_of

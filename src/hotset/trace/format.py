@@ -1,0 +1,150 @@
+"""The trace file: one safetensors file, specified in docs/formats.md."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from hotset.errors import HotsetError, TraceError
+from hotset.files import write_beside
+from hotset.shape import ModelShape
+from hotset.trace.trace import Labels, Trace
+
+KIND = "trace"
+VERSION = 1
+_REQUIRED = {"experts", "request", "step", "phase"}
+_OPTIONAL = {"weights", "token_ids", "guesses"}
+_NARROW = {"experts", "guesses"}  # stored unsigned, as narrow as the ids allow; all bits set marks an unused place
+_STORED = {
+    "experts": ("U8", "U16"), "guesses": ("U8", "U16"), "request": ("I32",), "step": ("I32",),
+    "phase": ("U8",), "weights": ("F16",), "token_ids": ("I32",),
+}  # fmt: skip
+
+
+def save_trace(trace: Trace, path: Path) -> None:
+    """Write the trace beside its place and rename it there once it is whole."""
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for name in sorted(_REQUIRED | _OPTIONAL):
+        array = getattr(trace, name)
+        if array is not None:
+            tensors[name] = _narrow(array, trace.shape.experts) if name in _NARROW else np.ascontiguousarray(array)
+    with write_beside(path) as scratch:
+        try:
+            save_file(tensors, scratch, metadata={"hotset": json.dumps(_header(trace), sort_keys=True)})
+        except SafetensorError as error:
+            raise HotsetError(f"cannot write {path}: {error}; free some space or choose another place") from error
+
+
+def load_trace(path: Path) -> Trace:
+    """Read and validate a trace file; whatever is wrong with it becomes one clear TraceError."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = _parse_header(file.metadata(), path)
+            return _build(file, header, path)
+    except FileNotFoundError:
+        raise TraceError(f"no such trace: {path}") from None
+    except (SafetensorError, OSError) as error:
+        raise TraceError(f"{path} is not a trace file, or it is damaged: {error}") from error
+    except TraceError as error:
+        raise _named(error, path) from None
+
+
+def _named(error: TraceError, path: Path) -> TraceError:
+    return error if str(path) in str(error) else TraceError(f"{path}: {error}")
+
+
+def _header(trace: Trace) -> dict[str, Any]:
+    shape = trace.shape
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "shape": {"layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k, "expert_bytes": shape.expert_bytes},
+        "labels": list(trace.labels),
+        "meta": trace.meta,
+    }
+
+
+def _parse_header(metadata: dict[str, str] | None, path: Path) -> dict[str, Any]:
+    try:
+        header = json.loads((metadata or {})["hotset"])
+        kind, version = header["kind"], header["version"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise TraceError(f'{path} is a safetensors file, but not a hotset trace: its metadata has no valid "hotset" key') from None
+    if kind != KIND:
+        raise TraceError(f"{path} is a hotset {kind!r:.40}, not a trace")
+    if version != VERSION:
+        raise TraceError(f"{path} has trace format {version!r:.40}; this hotset reads format {VERSION}: upgrade hotset")
+    return dict(header)
+
+
+def _build(file: Any, header: dict[str, Any], path: Path) -> Trace:
+    names = set(file.keys())
+    if missing := _REQUIRED - names:
+        raise TraceError(f"{path} lacks the tensor {min(missing)!r}")
+    if unknown := names - _REQUIRED - _OPTIONAL:
+        raise TraceError(f"{path} has a tensor {min(unknown)!r} that format {VERSION} does not know")
+    shape = _parse_shape(header)
+    _check_stored(file, names, shape, path)
+    arrays = {name: _read(file, name) for name in names}
+    return Trace(shape=shape, labels=_parse_labels(header), meta=_strings(header.get("meta", {}), "meta"), **arrays)
+
+
+def _parse_shape(header: dict[str, Any]) -> ModelShape:
+    fields = header.get("shape")
+    wanted = {"layers", "experts", "top_k", "expert_bytes"}
+    if not isinstance(fields, dict) or not {"layers", "experts", "top_k"} <= fields.keys() <= wanted:
+        raise TraceError("the header does not state the shape of the model (layers, experts, top_k, expert_bytes)")
+    if not all(type(value) is int or (key == "expert_bytes" and value is None) for key, value in fields.items()):
+        raise TraceError("the shape of the model in the header must be whole numbers")
+    try:
+        return ModelShape(**fields)
+    except HotsetError as error:
+        raise TraceError(str(error)) from None
+
+
+def _check_stored(file: Any, names: set[str], shape: ModelShape, path: Path) -> None:
+    """Refuse wrong types and shapes before anything is allocated."""
+    tokens = file.get_slice("experts").get_shape()[:1]
+    for name in names:
+        stored = file.get_slice(name)
+        if stored.get_dtype() not in _STORED[name]:
+            raise TraceError(f"{path}: {name} is stored as {stored.get_dtype()}, not {' or '.join(_STORED[name])}")
+        if stored.get_shape()[:1] != tokens:
+            raise TraceError(f"{path}: {name} and experts disagree on the number of tokens")
+    if file.get_slice("experts").get_shape()[1:] != [shape.layers, shape.top_k]:
+        raise TraceError(f"{path}: experts is not [tokens, {shape.layers} layers, top {shape.top_k}] as the header says")
+
+
+def _read(file: Any, name: str) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = file.get_tensor(name)
+    if name not in _NARROW:
+        return array
+    unused = array == np.iinfo(array.dtype).max
+    if array.dtype == np.uint16 and (array[~unused] > np.iinfo(np.int16).max).any():
+        raise TraceError(f"{name} holds an id beyond {np.iinfo(np.int16).max}")
+    wide = array.astype(np.int16)
+    wide[unused] = -1
+    return wide
+
+
+def _narrow(array: npt.NDArray[np.int16], experts: int) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(array.astype(np.uint8 if experts < 256 else np.uint16))
+
+
+def _parse_labels(header: dict[str, Any]) -> Labels:
+    labels = header.get("labels", [])
+    if not isinstance(labels, list):
+        raise TraceError("labels in the header must be a list, one entry per request")
+    return tuple(_strings(label, "a label") for label in labels)
+
+
+def _strings(value: Any, what: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise TraceError(f"{what} in the header must map names to text")
+    return value

@@ -1,0 +1,126 @@
+"""A recorded workload: which experts every token used in every MoE layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.errors import TraceError
+from hotset.shape import ModelShape
+from hotset.trace.event import Event, Phase
+
+if TYPE_CHECKING:
+    from hotset.trace.events import EventTable
+
+NONE = -1
+"""Marks an unused place in `experts` and `guesses`: a layer not computed, or fewer experts than top_k."""
+
+Labels = tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The routing of a workload, token by token; tokens of one forward pass share a step."""
+
+    shape: ModelShape
+    experts: npt.NDArray[np.int16]  # [tokens, layers, top_k]
+    request: npt.NDArray[np.int32]  # [tokens], numbered from 0 without gaps
+    step: npt.NDArray[np.int32]  # [tokens], never falling
+    phase: npt.NDArray[np.uint8]  # [tokens], of Phase
+    weights: npt.NDArray[np.float16] | None = None  # as experts
+    token_ids: npt.NDArray[np.int32] | None = None  # [tokens]
+    guesses: npt.NDArray[np.int16] | None = None  # [tokens, layers, distances, width]
+    labels: Labels = ()  # one per request, or none at all
+    meta: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from hotset.trace.validate import validate
+
+        validate(self)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens recorded."""
+        return len(self.experts)
+
+    @property
+    def requests(self) -> int:
+        """The number of requests recorded."""
+        return int(self.request.max()) + 1
+
+    @property
+    def steps(self) -> int:
+        """The number of forward passes recorded."""
+        return 1 + int(np.count_nonzero(np.diff(self.step)))
+
+    def events(self) -> EventTable:
+        """All events of the trace as arrays, in the order in which a model would raise them."""
+        from hotset.trace.events import build_events
+
+        return build_events(self)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read a trace file; a file that is not a valid trace raises TraceError."""
+        from hotset.trace.format import load_trace
+
+        return load_trace(Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as a safetensors file, whole or not at all."""
+        from hotset.trace.format import save_trace
+
+        save_trace(self, Path(path))
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> Trace:
+        """The trace of some tokens only, given by index, mask or slice; requests are numbered anew."""
+        request = self.request[rows]
+        if len(request) == 0:
+            raise TraceError("no tokens are left: widen the selection")
+        kept, renumbered = np.unique(request, return_inverse=True)
+        return replace(
+            self,
+            experts=self.experts[rows],
+            request=renumbered.astype(np.int32),
+            step=_dense(self.step[rows]),
+            phase=self.phase[rows],
+            weights=None if self.weights is None else self.weights[rows],
+            token_ids=None if self.token_ids is None else self.token_ids[rows],
+            guesses=None if self.guesses is None else self.guesses[rows],
+            labels=tuple(self.labels[r] for r in kept) if self.labels else (),
+        )
+
+    def select(self, requests: Sequence[int] | npt.NDArray[Any]) -> Trace:
+        """The trace of the given requests only, in their recorded order."""
+        return self.take(np.isin(self.request, np.asarray(requests)))
+
+    def split(self, fraction: float = 0.5, seed: int = 0) -> tuple[Trace, Trace]:
+        """Two traces of disjoint requests, drawn at random: fit on the first, judge on the second."""
+        if self.requests < 2:
+            raise TraceError("a trace of one request cannot be split by request: record more, or cut it by tokens")
+        first = min(max(round(fraction * self.requests), 1), self.requests - 1)
+        order = np.random.default_rng(seed).permutation(self.requests)
+        return self.select(order[:first]), self.select(order[first:])
+
+    def with_expert_bytes(self, expert_bytes: int) -> Trace:
+        """The same trace with the size of one expert stated."""
+        return replace(self, shape=replace(self.shape, expert_bytes=expert_bytes))
+
+    def count(self, phase: Phase) -> int:
+        """The number of tokens of one phase."""
+        return int(np.count_nonzero(self.phase == phase))
+
+
+def _dense(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Number the steps from 0 without gaps, keeping their order."""
+    if len(step) == 0:
+        return step
+    return np.concatenate(([0], np.cumsum(np.diff(step) != 0))).astype(np.int32)

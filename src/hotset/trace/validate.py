@@ -1,0 +1,100 @@
+"""What makes a trace valid; nothing else ever reaches a policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.errors import TraceError
+
+if TYPE_CHECKING:
+    from hotset.trace.trace import Trace
+
+_CHUNK = 1 << 16
+
+
+def validate(trace: Trace) -> None:
+    """Raise TraceError, naming the first fault, unless every part of the trace is sound."""
+    _check_shapes(trace)
+    _check_types(trace)
+    for start in range(0, trace.tokens, _CHUNK):
+        _check_experts(trace, slice(start, start + _CHUNK))
+    _check_columns(trace)
+    _check_optional(trace)
+
+
+def _check_shapes(trace: Trace) -> None:
+    shape, tokens = trace.shape, len(trace.experts)
+    if tokens == 0:
+        raise TraceError("the trace holds no tokens: record at least one")
+    _expect(trace.experts, "experts", (tokens, shape.layers, shape.top_k))
+    for name in ("request", "step", "phase"):
+        _expect(getattr(trace, name), name, (tokens,))
+    if trace.weights is not None:
+        _expect(trace.weights, "weights", trace.experts.shape)
+    if trace.token_ids is not None:
+        _expect(trace.token_ids, "token_ids", (tokens,))
+    if trace.guesses is not None and (
+        trace.guesses.ndim != 4 or trace.guesses.shape[:2] != (tokens, shape.layers) or 0 in trace.guesses.shape
+    ):
+        raise TraceError(f"guesses has shape {trace.guesses.shape}, not (tokens, layers, distances, width)")
+
+
+def _check_types(trace: Trace) -> None:
+    wanted = {
+        "experts": np.int16, "request": np.int32, "step": np.int32, "phase": np.uint8,
+        "weights": np.float16, "token_ids": np.int32, "guesses": np.int16,
+    }  # fmt: skip
+    for name, dtype in wanted.items():
+        array = getattr(trace, name)
+        if array is not None and array.dtype != dtype:
+            raise TraceError(f"{name} is {array.dtype}, it must be {np.dtype(dtype)}")
+
+
+def _expect(array: npt.NDArray[Any], name: str, shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise TraceError(f"{name} has shape {array.shape}, but the trace needs {shape}")
+
+
+def _check_experts(trace: Trace, rows: slice) -> None:
+    block = trace.experts[rows]
+    _check_range(block, trace.shape.experts, "expert", rows.start)
+    ordered = np.sort(block, axis=2)
+    twice = (ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] >= 0)
+    if twice.any():
+        token, layer = (int(i) for i in np.argwhere(twice)[0][:2])
+        raise TraceError(f"token {rows.start + token}, layer {layer} names the same expert twice")
+
+
+def _check_range(block: npt.NDArray[Any], experts: int, what: str, first_token: int) -> None:
+    wrong = (block < -1) | (block >= experts)
+    if wrong.any():
+        where = np.argwhere(wrong)[0]
+        value = int(block[tuple(where)])
+        raise TraceError(
+            f"{what} {value} at token {first_token + int(where[0])}, layer {int(where[1])} is out of range: "
+            f"the model has experts 0 to {experts - 1}"
+        )
+
+
+def _check_columns(trace: Trace) -> None:
+    if (np.diff(trace.step) < 0).any():
+        raise TraceError("step falls along the trace; tokens must be in the order of their forward passes")
+    if trace.phase.max() > 1:
+        raise TraceError(f"phase is {int(trace.phase.max())} somewhere; it must be 0 (prefill) or 1 (decode)")
+    if trace.request.min() < 0 or trace.request.max() >= trace.tokens:
+        raise TraceError("request numbers must start at 0 and leave no gaps")
+    if (np.bincount(trace.request) == 0).any():
+        raise TraceError("request numbers must start at 0 and leave no gaps")
+    if trace.labels and len(trace.labels) != trace.requests:
+        raise TraceError(f"{len(trace.labels)} labels for {trace.requests} requests; give one each, or none")
+
+
+def _check_optional(trace: Trace) -> None:
+    if trace.weights is not None and not (np.isfinite(trace.weights) & (trace.weights >= 0)).all():
+        raise TraceError("a router weight is negative, infinite or not a number")
+    if trace.guesses is not None:
+        for start in range(0, trace.tokens, _CHUNK):
+            _check_range(trace.guesses[start : start + _CHUNK], trace.shape.experts, "guessed expert", start)
