@@ -24,7 +24,17 @@ _HOMES = {
     "simulate": "hotset.sim",
 }
 
-__all__ = ["Budget", "Event", "ExpertKey", "HotsetError", "ModelShape", "Phase", "Trace", "__version__", "simulate"]
+__all__ = [
+    "Budget",
+    "Event",
+    "ExpertKey",
+    "HotsetError",
+    "ModelShape",
+    "Phase",
+    "Trace",
+    "__version__",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -42,7 +42,9 @@ class ModelShape:
         if not 1 <= self.experts <= MAX_EXPERTS:
             raise HotsetError(f"a layer needs 1 to {MAX_EXPERTS} experts, not {self.experts}")
         if self.layers * self.experts > MAX_GRID:
-            raise HotsetError(f"{self.layers} x {self.experts} experts is more than {MAX_GRID:,}, the most hotset handles")
+            raise HotsetError(
+                f"{self.layers} x {self.experts} experts is more than {MAX_GRID:,}, the most hotset handles"
+            )
         if not 1 <= self.top_k <= self.experts:
             raise HotsetError(f"top_k must be 1 to {self.experts} (the experts of a layer), not {self.top_k}")
         if self.expert_bytes is not None and not 1 <= self.expert_bytes < 1 << 60:
@@ -87,7 +89,7 @@ class Budget:
         if self.slots is not None:
             return self.slots
         if self.fraction is not None:
-            return int(math.floor(self.fraction * shape.total_experts + 1e-9))
+            return math.floor(self.fraction * shape.total_experts + 1e-9)
         if self.size_bytes is None:
             raise BudgetError('an empty budget: give bytes, a fraction or slots, or use Budget.parse("25%")')
         if shape.expert_bytes is None:

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from hotset._version import __version__
-from hotset.cli import simulate, trace
 from hotset.cli.output import JsonFlag, emit
+from hotset.cli.simulate import simulate
+from hotset.cli.trace import app as trace_app
 from hotset.errors import HotsetError
 
 app = typer.Typer(
@@ -21,8 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(name="simulate", rich_help_panel="Decide")(simulate.simulate)
-app.add_typer(trace.app, name="trace", rich_help_panel="Understand a workload")
+app.command(name="simulate", rich_help_panel="Decide")(simulate)
+app.add_typer(trace_app, name="trace", rich_help_panel="Understand a workload")
 
 
 @app.command(name="version", rich_help_panel="About")
@@ -33,7 +34,9 @@ def version(as_json: JsonFlag = False) -> None:
 
 @app.callback()
 def _options(
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)] = False,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
+    ] = False,
 ) -> None:
     if show_version:
         emit({}, False, f"hotset {__version__}")

@@ -20,7 +20,7 @@ KIND = "trace"
 VERSION = 1
 _REQUIRED = {"experts", "request", "step", "phase"}
 _OPTIONAL = {"weights", "token_ids", "guesses"}
-_NARROW = {"experts", "guesses"}  # stored unsigned, as narrow as the ids allow; all bits set marks an unused place
+_NARROW = {"experts", "guesses"}  # stored unsigned, as narrow as ids allow; all bits set: an unused place
 _STORED = {
     "experts": ("U8", "U16"), "guesses": ("U8", "U16"), "request": ("I32",), "step": ("I32",),
     "phase": ("U8",), "weights": ("F16",), "token_ids": ("I32",),
@@ -33,12 +33,15 @@ def save_trace(trace: Trace, path: Path) -> None:
     for name in sorted(_REQUIRED | _OPTIONAL):
         array = getattr(trace, name)
         if array is not None:
-            tensors[name] = _narrow(array, trace.shape.experts) if name in _NARROW else np.ascontiguousarray(array)
+            narrow = _narrow(array, trace.shape.experts) if name in _NARROW else array
+            tensors[name] = np.ascontiguousarray(narrow)
     with write_beside(path) as scratch:
         try:
             save_file(tensors, scratch, metadata={"hotset": json.dumps(_header(trace), sort_keys=True)})
         except SafetensorError as error:
-            raise HotsetError(f"cannot write {path}: {error}; free some space or choose another place") from error
+            raise HotsetError(
+                f"cannot write {path}: {error}; free some space or choose another place"
+            ) from error
 
 
 def load_trace(path: Path) -> Trace:
@@ -64,7 +67,12 @@ def _header(trace: Trace) -> dict[str, Any]:
     return {
         "kind": KIND,
         "version": VERSION,
-        "shape": {"layers": shape.layers, "experts": shape.experts, "top_k": shape.top_k, "expert_bytes": shape.expert_bytes},
+        "shape": {
+            "layers": shape.layers,
+            "experts": shape.experts,
+            "top_k": shape.top_k,
+            "expert_bytes": shape.expert_bytes,
+        },
         "labels": list(trace.labels),
         "meta": trace.meta,
     }
@@ -75,11 +83,15 @@ def _parse_header(metadata: dict[str, str] | None, path: Path) -> dict[str, Any]
         header = json.loads((metadata or {})["hotset"])
         kind, version = header["kind"], header["version"]
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise TraceError(f'{path} is a safetensors file, but not a hotset trace: its metadata has no valid "hotset" key') from None
+        raise TraceError(
+            f'{path} is a safetensors file, but not a hotset trace: its metadata has no valid "hotset" key'
+        ) from None
     if kind != KIND:
         raise TraceError(f"{path} is a hotset {kind!r:.40}, not a trace")
-    if version != VERSION:
-        raise TraceError(f"{path} has trace format {version!r:.40}; this hotset reads format {VERSION}: upgrade hotset")
+    if type(version) is not int or version != VERSION:
+        raise TraceError(
+            f"{path} has trace format {version!r:.40}; this hotset reads format {VERSION}: upgrade hotset"
+        )
     return dict(header)
 
 
@@ -92,15 +104,21 @@ def _build(file: Any, header: dict[str, Any], path: Path) -> Trace:
     shape = _parse_shape(header)
     _check_stored(file, names, shape, path)
     arrays = {name: _read(file, name) for name in names}
-    return Trace(shape=shape, labels=_parse_labels(header), meta=_strings(header.get("meta", {}), "meta"), **arrays)
+    return Trace(
+        shape=shape, labels=_parse_labels(header), meta=_strings(header.get("meta", {}), "meta"), **arrays
+    )
 
 
 def _parse_shape(header: dict[str, Any]) -> ModelShape:
     fields = header.get("shape")
     wanted = {"layers", "experts", "top_k", "expert_bytes"}
     if not isinstance(fields, dict) or not {"layers", "experts", "top_k"} <= fields.keys() <= wanted:
-        raise TraceError("the header does not state the shape of the model (layers, experts, top_k, expert_bytes)")
-    if not all(type(value) is int or (key == "expert_bytes" and value is None) for key, value in fields.items()):
+        raise TraceError(
+            "the header does not state the shape of the model (layers, experts, top_k, expert_bytes)"
+        )
+    if not all(
+        type(value) is int or (key == "expert_bytes" and value is None) for key, value in fields.items()
+    ):
         raise TraceError("the shape of the model in the header must be whole numbers")
     try:
         return ModelShape(**fields)
@@ -114,11 +132,15 @@ def _check_stored(file: Any, names: set[str], shape: ModelShape, path: Path) -> 
     for name in names:
         stored = file.get_slice(name)
         if stored.get_dtype() not in _STORED[name]:
-            raise TraceError(f"{path}: {name} is stored as {stored.get_dtype()}, not {' or '.join(_STORED[name])}")
+            raise TraceError(
+                f"{path}: {name} is stored as {stored.get_dtype()}, not {' or '.join(_STORED[name])}"
+            )
         if stored.get_shape()[:1] != tokens:
             raise TraceError(f"{path}: {name} and experts disagree on the number of tokens")
     if file.get_slice("experts").get_shape()[1:] != [shape.layers, shape.top_k]:
-        raise TraceError(f"{path}: experts is not [tokens, {shape.layers} layers, top {shape.top_k}] as the header says")
+        raise TraceError(
+            f"{path}: experts is not [tokens, {shape.layers} layers, top {shape.top_k}] as the header says"
+        )
 
 
 def _read(file: Any, name: str) -> npt.NDArray[Any]:
@@ -134,7 +156,7 @@ def _read(file: Any, name: str) -> npt.NDArray[Any]:
 
 
 def _narrow(array: npt.NDArray[np.int16], experts: int) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(array.astype(np.uint8 if experts < 256 else np.uint16))
+    return array.astype(np.uint8 if experts < 256 else np.uint16)
 
 
 def _parse_labels(header: dict[str, Any]) -> Labels:

@@ -100,12 +100,21 @@ class Trace:
 
     def select(self, requests: Sequence[int] | npt.NDArray[Any]) -> Trace:
         """The trace of the given requests only, in their recorded order."""
+        unknown = np.setdiff1d(requests, np.arange(self.requests))
+        if unknown.size:
+            raise TraceError(f"there is no request {unknown[0]}: the trace has 0 to {self.requests - 1}")
         return self.take(np.isin(self.request, np.asarray(requests)))
 
     def split(self, fraction: float = 0.5, seed: int = 0) -> tuple[Trace, Trace]:
         """Two traces of disjoint requests, drawn at random: fit on the first, judge on the second."""
+        if not 0 < fraction < 1:
+            raise TraceError(f"the fraction must be between 0 and 1, not {fraction}")
+        if seed < 0:
+            raise TraceError(f"the seed must not be negative, and {seed} is")
         if self.requests < 2:
-            raise TraceError("a trace of one request cannot be split by request: record more, or cut it by tokens")
+            raise TraceError(
+                "a trace of one request cannot be split by request: record more, or cut it by tokens"
+            )
         first = min(max(round(fraction * self.requests), 1), self.requests - 1)
         order = np.random.default_rng(seed).permutation(self.requests)
         return self.select(order[:first]), self.select(order[first:])

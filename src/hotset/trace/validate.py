@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,21 +13,30 @@ from hotset.errors import TraceError
 if TYPE_CHECKING:
     from hotset.trace.trace import Trace
 
-_CHUNK = 1 << 16
+_PLACES_AT_ONCE = 1 << 19
+_OPTIONAL = {"weights", "token_ids", "guesses"}
 
 
 def validate(trace: Trace) -> None:
     """Raise TraceError, naming the first fault, unless every part of the trace is sound."""
-    _check_shapes(trace)
     _check_types(trace)
-    for start in range(0, trace.tokens, _CHUNK):
-        _check_experts(trace, slice(start, start + _CHUNK))
+    _check_shapes(trace)
+    for rows in _blocks(trace.experts):
+        _check_experts(trace, rows)
+    _check_text(trace)
     _check_columns(trace)
     _check_optional(trace)
 
 
+def _blocks(array: npt.NDArray[Any]) -> Iterator[slice]:
+    """Slices of tokens, so that checking takes little memory beside a large trace."""
+    tokens = max(1, _PLACES_AT_ONCE * len(array) // array.size)
+    for start in range(0, len(array), tokens):
+        yield slice(start, start + tokens)
+
+
 def _check_shapes(trace: Trace) -> None:
-    shape, tokens = trace.shape, len(trace.experts)
+    shape, tokens = trace.shape, len(trace.experts) if trace.experts.ndim else 0
     if tokens == 0:
         raise TraceError("the trace holds no tokens: record at least one")
     _expect(trace.experts, "experts", (tokens, shape.layers, shape.top_k))
@@ -37,7 +47,9 @@ def _check_shapes(trace: Trace) -> None:
     if trace.token_ids is not None:
         _expect(trace.token_ids, "token_ids", (tokens,))
     if trace.guesses is not None and (
-        trace.guesses.ndim != 4 or trace.guesses.shape[:2] != (tokens, shape.layers) or 0 in trace.guesses.shape
+        trace.guesses.ndim != 4
+        or trace.guesses.shape[:2] != (tokens, shape.layers)
+        or 0 in trace.guesses.shape
     ):
         raise TraceError(f"guesses has shape {trace.guesses.shape}, not (tokens, layers, distances, width)")
 
@@ -49,7 +61,11 @@ def _check_types(trace: Trace) -> None:
     }  # fmt: skip
     for name, dtype in wanted.items():
         array = getattr(trace, name)
-        if array is not None and array.dtype != dtype:
+        if array is None and name in _OPTIONAL:
+            continue
+        if not isinstance(array, np.ndarray):
+            raise TraceError(f"{name} is {type(array).__name__}, it must be a numpy array")
+        if array.dtype != dtype:
             raise TraceError(f"{name} is {array.dtype}, it must be {np.dtype(dtype)}")
 
 
@@ -93,8 +109,24 @@ def _check_columns(trace: Trace) -> None:
 
 
 def _check_optional(trace: Trace) -> None:
-    if trace.weights is not None and not (np.isfinite(trace.weights) & (trace.weights >= 0)).all():
-        raise TraceError("a router weight is negative, infinite or not a number")
+    if trace.weights is not None:
+        for rows in _blocks(trace.weights):
+            if not ((trace.weights[rows] >= 0) & (trace.weights[rows] < np.inf)).all():
+                raise TraceError("a router weight is negative, infinite or not a number")
     if trace.guesses is not None:
-        for start in range(0, trace.tokens, _CHUNK):
-            _check_range(trace.guesses[start : start + _CHUNK], trace.shape.experts, "guessed expert", start)
+        for rows in _blocks(trace.guesses):
+            _check_range(trace.guesses[rows], trace.shape.experts, "guessed expert", rows.start)
+
+
+def _check_text(trace: Trace) -> None:
+    """Labels and meta are shown to people and written to files, so they must be proper text."""
+    if not isinstance(trace.labels, tuple):
+        raise TraceError("labels must be a tuple of dictionaries, one per request")
+    for words in (*trace.labels, trace.meta):
+        if not isinstance(words, dict):
+            raise TraceError("labels and meta must be dictionaries of text")
+        for word in (*words, *words.values()):
+            if not isinstance(word, str):
+                raise TraceError(f"labels and meta must be text, not {type(word).__name__}")
+            if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+                raise TraceError(f"{ascii(word)[:60]} in labels or meta is not valid Unicode")

@@ -1,0 +1,170 @@
+"""Serves events one by one: what the engine calls once per layer and pass, and the simulator in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.cache.counters import Counters
+from hotset.cache.kernel import kernels_of
+from hotset.cache.plan import Scope, SlotPlan
+from hotset.cache.table import FOREVER, make_table
+from hotset.errors import BudgetError, HotsetError
+from hotset.policies import Admit, Grid, Policy, restore_state, save_state
+from hotset.shape import ExpertKey
+from hotset.trace import Event, Phase
+from hotset.trace.events import EventTable
+
+
+class Load(NamedTuple):
+    """One expert that had to be fetched: where it sits now, or nowhere when it only passed through staging."""
+
+    key: ExpertKey
+    slot: int | None
+    evicted: ExpertKey | None
+
+
+class Served(NamedTuple):
+    """What serving one event did."""
+
+    hits: int
+    loads: tuple[Load, ...]
+
+
+class Replayed(NamedTuple):
+    """What serving many events did."""
+
+    counters: Counters
+    misses: npt.NDArray[np.int32]  # [events]
+    log: npt.NDArray[np.int32]  # [loads, 5]: layer, expert, slot, layer and expert that left; -1 for nobody
+
+
+class Controller:
+    """A residency under one policy: looks events up as a whole, keeps the budget, never evicts what runs."""
+
+    def __init__(self, plan: SlotPlan, policy: Policy, *, prefill: Admit = Admit.FREE) -> None:
+        self.plan = plan
+        self.policy = policy
+        self.prefill = prefill
+        self.state = policy.start(plan.shape)
+        self.table = make_table(plan, floors=policy.admission is not Admit.LATE)
+        self._kernels = kernels_of(type(policy))
+        self._ones = np.ones(plan.shape.experts, np.int32)
+
+    def serve(self, event: Event) -> Served:
+        """Serve one event and say in plain words what happened."""
+        experts = np.array(event.experts, np.int32)
+        counts = np.array(event.counts, np.int32)
+        missing = self.route(event.layer, experts, counts, event.tokens, event.phase)
+        rows = self.table.loads[:missing].tolist()
+        return Served(len(experts) - missing, tuple(_load(event.layer, row) for row in rows))
+
+    def route(
+        self,
+        layer: int,
+        experts: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int32] | None = None,
+        tokens: int = 1,
+        phase: Phase = Phase.DECODE,
+    ) -> int:
+        """Serve one event on the hot path: distinct experts, rising; returns how many rows of table.loads are new."""
+        if counts is None:
+            counts = self._ones[: len(experts)]
+        admit = self.policy.admission if phase == Phase.DECODE else self.prefill
+        return self._kernels.serve(self.table, self.state, layer, experts, counts, tokens, int(phase), int(admit))
+
+    def replay(self, events: EventTable, *, log: bool = False) -> Replayed:
+        """Serve all events in order in compiled code; the counters are those of these events alone."""
+        if (events.shape.layers, events.shape.experts) != (self.plan.shape.layers, self.plan.shape.experts):
+            raise HotsetError("these events are of a model of another shape than this cache")
+        self.state = self.policy.foresee(self.state, events)
+        before = Counters(self.table.counters.copy())
+        misses = np.zeros(len(events), np.int32)
+        rows = np.zeros((events.accesses if log else 0, 5), np.int32)
+        admits = np.array([self.prefill, self.policy.admission], np.int64)
+        logged = self._kernels.replay(
+            self.table, self.state, events.start, events.layer, events.tokens, events.phase,
+            events.expert, events.count, admits, misses, rows,
+        )  # fmt: skip
+        return Replayed(Counters(self.table.counters.copy()) - before, misses, rows[:logged])
+
+    def counters(self) -> Counters:
+        """A copy of the counters."""
+        return Counters(self.table.counters.copy())
+
+    def residents(self) -> list[ExpertKey]:
+        """Everyone who sits in a slot, by layer and expert."""
+        return [ExpertKey(*key) for key in np.argwhere(self.table.slot_of >= 0).tolist()]
+
+    def preload(self, scores: Grid) -> int:
+        """Seat the highest-scored experts in empty slots, best first; returns how many sat down."""
+        order = np.argsort(-scores, axis=None, kind="stable")
+        order = order[scores.reshape(-1)[order] > 0]
+        layers, experts = np.divmod(order, self.plan.shape.experts)
+        return self._kernels.fill(self.table, layers.astype(np.int32), experts.astype(np.int32))
+
+    def pin(self, keys: Iterable[ExpertKey]) -> None:
+        """Keep these experts for good, taking empty slots for those not resident; refused whole if one finds none."""
+        wanted = {ExpertKey(*key) for key in keys} - set(self.pins())
+        grid = np.zeros((self.plan.shape.layers, self.plan.shape.experts))
+        for key in wanted:
+            grid[key] = 1.0
+        self._check_pins(grid)
+        self.preload(grid)
+        unseated = np.count_nonzero((grid > 0) & (self.table.slot_of < 0))
+        if unseated:
+            raise BudgetError(
+                f"{unseated} experts to pin find no empty slot: pin before anything runs, or pin residents"
+            )
+        self.table.last[grid > 0] = FOREVER
+        self._count_pins()
+
+    def unpin(self, keys: Iterable[ExpertKey]) -> None:
+        """Let these experts be evicted again."""
+        for key in set(keys) & set(self.pins()):
+            self.table.last[key] = self.table.clock[0]
+        self._count_pins()
+
+    def pins(self) -> list[ExpertKey]:
+        """The pinned experts, by layer and expert."""
+        return [ExpertKey(*key) for key in np.argwhere(self.table.last == FOREVER).tolist()]
+
+    def save(self) -> dict[str, npt.NDArray[Any]]:
+        """What the policy has learnt, by name."""
+        return save_state(self.state)
+
+    def restore(self, saved: dict[str, npt.NDArray[Any]]) -> None:
+        """Take up what a policy of the same kind and shape had learnt."""
+        restore_state(self.state, saved)
+
+    def _check_pins(self, grid: Grid) -> None:
+        """Refuse pins that leave a layer, or the pool, without room for one event."""
+        pinned = self._per_group((self.table.last == FOREVER) | (grid > 0))
+        room = np.diff(self.table.bounds) - self.plan.shape.top_k
+        if (pinned > np.maximum(room, 0)).any():
+            group = int(np.argmax(pinned - room))
+            where = "the pool" if self.plan.scope is Scope.POOL else f"layer {group}"
+            raise BudgetError(
+                f"{pinned[group]} pins starve {where}: of its {room[group] + self.plan.shape.top_k} slots, "
+                f"{self.plan.shape.top_k} must stay free for the running event; pin at most {max(room[group], 0)}"
+            )
+
+    def _count_pins(self) -> None:
+        self.table.num_pinned[:] = self._per_group(self.table.last == FOREVER)
+
+    def _per_group(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        counts = np.zeros(len(self.table.num_free), np.int64)
+        np.add.at(counts, self.table.group_of, mask.sum(axis=1))
+        return counts
+
+
+def _load(layer: int, row: list[int]) -> Load:
+    expert, slot, left_layer, left_expert = row
+    return Load(
+        ExpertKey(layer, expert),
+        None if slot < 0 else slot,
+        None if left_expert < 0 else ExpertKey(left_layer, left_expert),
+    )

@@ -1,0 +1,260 @@
+"""The compiled heart: serve one event. The simulator's loop and the engine's call are the same functions.
+
+The functions below are templates: they call `observe` and `score` without defining them. `kernels_of` binds a copy to
+the two functions of a policy and compiles it, so every policy gets its own inlined machine code. Numba caches that on
+disk under the function's qualified name and does not look at what the function calls; the name therefore carries a
+digest of every source file involved, and an edited policy is never served from a stale cache.
+"""
+
+# ruff: noqa: F821 - observe and score are bound per policy
+from __future__ import annotations
+
+import hashlib
+import inspect
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hotset.cache import counters, table
+from hotset.cache.counters import Count
+from hotset.cache.table import FOREVER, Table
+from hotset.policies import base
+from hotset.policies.base import Admit, Ask, Policy, compiled, compiled_entry
+
+EVENTS, TOKENS, HITS, MISSES = int(Count.EVENTS), int(Count.TOKENS), int(Count.HITS), int(Count.MISSES)
+ADMITTED, EVICTED, STAGED = int(Count.ADMITTED), int(Count.EVICTED), int(Count.STAGED)
+ALWAYS, LATE, FREE = int(Admit.ALWAYS), int(Admit.LATE), int(Admit.FREE)
+
+observe: Callable[[Any, Table, Ask], None]
+score: Callable[[Any, Table, Ask, int, int], float]
+
+
+class Kernels(NamedTuple):
+    """The compiled functions of one policy."""
+
+    serve: Callable[..., int]
+    replay: Callable[..., int]
+    fill: Callable[..., int]
+
+
+def look_up(table: Table, ask: Ask) -> int:
+    """Protect the event's experts, count hits, and list what is missing; return how many are."""
+    missing = 0
+    for expert in ask.experts:
+        table.last[ask.layer, expert] = max(table.last[ask.layer, expert], ask.tick)
+        if table.slot_of[ask.layer, expert] < 0:
+            table.loads[missing, 0] = expert
+            missing += 1
+    table.counters[ask.phase, EVENTS, ask.layer] += 1
+    table.counters[ask.phase, TOKENS, ask.layer] += ask.tokens
+    table.counters[ask.phase, HITS, ask.layer] += len(ask.experts) - missing
+    table.counters[ask.phase, MISSES, ask.layer] += missing
+    return missing
+
+
+def seats_are_scarce(table: Table, ask: Ask, admit: int, missing: int) -> bool:
+    """Whether some of the missing may go without a slot, so that it matters who comes first."""
+    group = table.group_of[ask.layer]
+    if missing <= table.num_free[group]:
+        return False
+    movable = table.bounds[group + 1] - table.bounds[group] - table.num_pinned[group]
+    return bool(admit != ALWAYS or len(table.bounds) == 2 or len(ask.experts) > movable)
+
+
+def rank_missing(table: Table, state: Any, ask: Ask, missing: int) -> None:
+    """Put the most valuable first; equals keep their order."""
+    for i in range(missing):
+        expert = table.loads[i, 0]
+        value = score(state, table, ask, ask.layer, expert)
+        at = i
+        while at > 0 and table.worth[at - 1] < value:
+            table.worth[at] = table.worth[at - 1]
+            table.loads[at, 0] = table.loads[at - 1, 0]
+            at -= 1
+        table.worth[at] = value
+        table.loads[at, 0] = expert
+
+
+def weakest(table: Table, state: Any, ask: Ask, late: bool) -> int:
+    """The slot of the resident with the lowest score among those that may leave, or -1.
+
+    The event's own experts stay until it is served, pins always do, and in a pool no layer is brought below its floor by
+    another. Ties go to the one used longer ago, then to the lower layer and expert, so that slots never decide.
+    """
+    group = table.group_of[ask.layer]
+    pool = len(table.bounds) == 2
+    bar = ask.tick + late  # who was last used at this time or later must stay; a pin counts as used at the end of time
+    found, lowest, oldest, first = -1, np.inf, FOREVER, 0
+    for slot in range(table.bounds[group], table.bounds[group + 1]):
+        layer = table.layer_in[slot] if pool else ask.layer
+        expert = table.expert_in[slot]
+        if pool and layer != ask.layer and table.resident[layer] <= table.floor[layer]:
+            continue
+        age, key = table.last[layer, expert], layer * table.last.shape[1] + expert
+        value = score(state, table, ask, layer, expert)
+        older = (age < oldest) | ((age == oldest) & (key < first))
+        # No short cuts: who is weakest is random to a processor, and its wrong guesses cost more than the comparisons.
+        weaker = (age < bar) & ((value < lowest) | ((value == lowest) & older))
+        found = slot if weaker else found
+        lowest = value if weaker else lowest
+        oldest = age if weaker else oldest
+        first = key if weaker else first
+    return found
+
+
+def sit(table: Table, ask: Ask, row: int, slot: int) -> None:
+    """Give the row-th missing expert this slot."""
+    expert = table.loads[row, 0]
+    table.slot_of[ask.layer, expert] = slot
+    table.layer_in[slot] = ask.layer
+    table.expert_in[slot] = expert
+    table.resident[ask.layer] += 1
+    table.loads[row, 1] = slot
+    table.counters[ask.phase, ADMITTED, ask.layer] += 1
+
+
+def take_free(table: Table, ask: Ask, missing: int) -> int:
+    """Seat as many as there are empty slots; return how many that is."""
+    group = table.group_of[ask.layer]
+    seated = int(min(missing, table.num_free[group]))
+    for row in range(seated):
+        table.num_free[group] -= 1
+        sit(table, ask, row, table.free[table.bounds[group] + table.num_free[group]])
+    return seated
+
+
+def replace_weakest(table: Table, state: Any, ask: Ask, admit: int, row: int, missing: int) -> int:
+    """Seat the rest in the places of the weakest residents, as far as the admission rule allows."""
+    while row < missing:
+        slot = weakest(table, state, ask, admit == LATE)
+        if slot < 0:
+            return row
+        layer, expert = table.layer_in[slot], table.expert_in[slot]
+        if admit != ALWAYS:
+            newcomer = score(state, table, ask, ask.layer, table.loads[row, 0])
+            resident = score(state, table, ask, layer, expert)
+            if newcomer < resident or (admit == LATE and newcomer == resident):
+                return row
+        table.slot_of[layer, expert] = -1
+        table.resident[layer] -= 1
+        table.counters[ask.phase, EVICTED, layer] += 1
+        sit(table, ask, row, slot)
+        table.loads[row, 2] = layer
+        table.loads[row, 3] = expert
+        row += 1
+    return row
+
+
+def serve(table: Table, state: Any, ask: Ask, admit: int) -> int:
+    """Serve one event: protect, look up, learn, then seat what had to be loaded; return the number of loads.
+
+    Afterwards the first rows of table.loads say what was loaded, where it sits, and who left.
+    """
+    table.clock[0] += 1
+    table.passes[ask.layer] += 1
+    missing = look_up(table, ask)
+    observe(state, table, ask)
+    if missing == 0:
+        return 0
+    for row in range(missing):
+        for column in range(1, 4):  # element by element: a slice assignment costs more than all the rest
+            table.loads[row, column] = -1
+    if missing > 1 and seats_are_scarce(table, ask, admit, missing):
+        rank_missing(table, state, ask, missing)
+    seated = take_free(table, ask, missing)
+    if seated < missing and admit != FREE:
+        seated = replace_weakest(table, state, ask, admit, seated, missing)
+    table.counters[ask.phase, STAGED, ask.layer] += missing - seated
+    return missing
+
+
+def serve_one(
+    table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, admit: int
+) -> int:
+    """Serve one event given by its parts: the engine's way in."""
+    return serve(table, state, Ask(layer, experts, counts, tokens, phase, table.clock[0] + 1), admit)
+
+
+def replay(
+    table: Table, state: Any, start: Any, layers: Any, tokens: Any, phases: Any, experts: Any, counts: Any,
+    admits: Any, misses: Any, log: Any
+) -> int:  # fmt: skip
+    """Serve all events in order: the simulator's way in; return the rows written to the log, if it has any."""
+    logged = 0
+    for event in range(len(layers)):
+        first, last = start[event], start[event + 1]
+        phase = phases[event]
+        ask = Ask(layers[event], experts[first:last], counts[first:last], tokens[event], phase, table.clock[0] + 1)
+        missing = serve(table, state, ask, admits[phase])
+        misses[event] = missing
+        if log.shape[0] > 0:
+            for row in range(missing):
+                log[logged, 0] = layers[event]
+                for column in range(4):
+                    log[logged, 1 + column] = table.loads[row, column]
+                logged += 1
+    return logged
+
+
+def fill(table: Table, layers: Any, experts: Any) -> int:
+    """Seat experts in empty slots, in the given order, skipping residents and full groups; return how many sat."""
+    seated = 0
+    for i in range(len(layers)):
+        layer, expert = layers[i], experts[i]
+        group = table.group_of[layer]
+        if table.slot_of[layer, expert] >= 0 or table.num_free[group] == 0:
+            continue
+        table.num_free[group] -= 1
+        slot = table.free[table.bounds[group] + table.num_free[group]]
+        table.slot_of[layer, expert] = slot
+        table.layer_in[slot], table.expert_in[slot] = layer, expert
+        table.resident[layer] += 1
+        seated += 1
+    return seated
+
+
+_MADE: dict[type[Policy], Kernels] = {}
+_ENTRIES = (serve_one, replay, fill)
+_TEMPLATES = (
+    look_up,
+    seats_are_scarce,
+    rank_missing,
+    weakest,
+    sit,
+    take_free,
+    replace_weakest,
+    serve,
+    serve_one,
+    replay,
+)
+
+
+def kernels_of(policy: type[Policy]) -> Kernels:
+    """The compiled functions of one policy, made once per process; the machine code comes from disk if it is there."""
+    if policy not in _MADE:
+        _MADE[policy] = _make(policy)
+    return _MADE[policy]
+
+
+def _make(policy: type[Policy]) -> Kernels:
+    space = dict(globals())
+    space["observe"], space["score"] = policy.observe, policy.score
+    tag = f"{policy.name}_{_digest(policy)}"
+    for template in _TEMPLATES:
+        space[template.__name__] = _compile(template, space, tag)
+    return Kernels(space["serve_one"], space["replay"], _compile(fill, space, "shared"))
+
+
+def _compile(template: Callable[..., Any], space: dict[str, Any], tag: str) -> Callable[..., Any]:
+    bound = types.FunctionType(template.__code__, space, template.__name__, template.__defaults__)
+    bound.__qualname__ = f"{template.__name__}_{tag}"
+    return compiled_entry(bound) if template in _ENTRIES else compiled(bound)
+
+
+def _digest(policy: type[Policy]) -> str:
+    """A short hash of all source that ends up in this policy's machine code."""
+    sources = [inspect.getfile(policy), __file__, table.__file__, counters.__file__, base.__file__]
+    return hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]

@@ -1,0 +1,78 @@
+"""How a budget of slots is laid out: per layer or in one pool, with floors, beside a little staging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.errors import BudgetError
+from hotset.shape import ModelShape, format_size
+
+
+class Scope(StrEnum):
+    """Whether slots belong to a layer or to all."""
+
+    LAYER = "layer"
+    POOL = "pool"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """So many slots in all: `staging` of them only pass experts through, the others cache."""
+
+    shape: ModelShape
+    slots: int
+    scope: Scope = Scope.LAYER
+    staging: int = 0
+
+    def __post_init__(self) -> None:
+        smallest = self.shape.top_k + self.staging
+        if self.staging < 0:
+            raise BudgetError(f"staging cannot be negative: {self.staging}")
+        if self.slots < smallest:
+            raise BudgetError(
+                f"a budget of {self.slots} slots cannot hold one event ({self.shape.top_k} experts"
+                + (f" and {self.staging} for staging" if self.staging else "")
+                + f"); the smallest that works is {smallest} slots{self._in_bytes(smallest)}"
+            )
+
+    @property
+    def cached(self) -> int:
+        """The slots that cache."""
+        return min(self.slots - self.staging, self.shape.total_experts)
+
+    def per_layer(self) -> npt.NDArray[np.int64]:
+        """Slots of each layer under the layer scope; the first layers get what does not divide."""
+        share, rest = divmod(self.cached, self.shape.layers)
+        sizes = np.full(self.shape.layers, share, np.int64)
+        sizes[:rest] += 1
+        return sizes
+
+    def floors(self) -> npt.NDArray[np.int32]:
+        """The residents of a layer that others cannot take away in a pool: top_k + 1 each, once that much fits."""
+        floor = self.shape.top_k + 1
+        fits = self.shape.layers * floor <= self.cached
+        return np.full(self.shape.layers, floor if fits else 0, np.int32)
+
+    def bounds(self) -> npt.NDArray[np.int64]:
+        """Where each group of slots begins, and where the last ends."""
+        sizes = self.per_layer() if self.scope is Scope.LAYER else [self.cached]
+        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+    def warning(self, policy: str) -> str | None:
+        """What a person should know of this plan, if anything."""
+        cycle = self.shape.token_cycle
+        if self.scope is Scope.POOL and self.cached < cycle and policy == "lru":
+            return (
+                f"a pool of {self.cached} slots is less than one token's cycle ({cycle} = layers x top_k): lru evicts "
+                f"every expert before its layer's next turn; give it more than {cycle} slots"
+                f"{self._in_bytes(cycle)}, or use --scope layer or --policy blend"
+            )
+        return None
+
+    def _in_bytes(self, slots: int) -> str:
+        size = self.shape.expert_bytes
+        return f" ({format_size(slots * size)})" if size else ""

@@ -1,0 +1,207 @@
+"""`hotset trace`: bring recorded workloads in, look at them, and cut, split, merge and interleave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotset.cli import trace_synth
+from hotset.cli.output import JsonFlag, emit, note
+from hotset.errors import HotsetError, TraceError
+
+if TYPE_CHECKING:
+    from hotset.trace.trace import Trace
+
+app = typer.Typer(
+    help="Record what was routed: import, inspect and reshape traces.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace file.", show_default=False)]
+OutFile = Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace.", show_default=False)]
+ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
+
+
+@app.command("import")
+def import_(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An .npz, route .csv or .jsonl file.", show_default=False)
+    ],
+    out: OutFile,
+    kind: Annotated[
+        str | None, typer.Option(help="Format: npz, route_csv or jsonl; told by the file if left out.")
+    ] = None,
+    experts: Annotated[int | None, typer.Option(min=1, help="Experts per layer, where the file does not say.")] = None,
+    expert_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Size of one expert, such as 8MiB.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name of the model.")] = None,
+    force: ForceFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Convert a routing record of another tool.
+
+    Example: hotset trace import run.route.csv -o run.safetensors
+    """
+    from hotset.shape import parse_size
+    from hotset.trace.importers import import_trace
+
+    _refuse_existing(force, out)
+    size = None if expert_bytes is None else parse_size(expert_bytes)
+    if size == 0:
+        raise TraceError("the size of an expert must be at least one byte")
+    trace = import_trace(file, kind=kind, experts=experts, expert_bytes=size, model=model)
+    if guess := trace.meta.get("experts_guessed"):
+        note(f"the number of experts, {guess}, is a guess from the ids: --experts N settles it")
+    _save(trace, out, as_json)
+
+
+@app.command("info")
+def info(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files.", show_default=False)],
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what a trace holds and how cacheable it is.
+
+    Example: hotset trace info run.safetensors
+    """
+    from hotset.cli.trace_view import info_views
+    from hotset.trace.summary import summarise
+
+    documents = [{"file": str(path), **summarise(_load(path))} for path in traces]
+    views = [] if as_json else [view for document in documents for view in info_views(document)]
+    emit({"traces": documents}, as_json, *views)
+
+
+@app.command("cut")
+def cut(
+    trace: TraceFile,
+    out: OutFile,
+    requests: Annotated[str | None, typer.Option(metavar="LIST", help="Keep these requests, such as 0-9,20.")] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="FROM:TO", help="Keep these tokens, TO not included.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Keep requests with this label.")] = None,
+    phase: Annotated[str | None, typer.Option(metavar="PHASE", help="Keep prefill or decode tokens only.")] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="Of what is left, keep the first N tokens.")] = None,
+    force: ForceFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Keep a part of a trace.
+
+    Example: hotset trace cut run.safetensors --requests 0-9 -o small.safetensors
+    """
+    from hotset.cli.trace_pick import pick_rows
+
+    _refuse_existing(force, out)
+    loaded = _load(trace)
+    rows = pick_rows(loaded, requests=requests, tokens=tokens, labels=label or [], phase=phase, first=first)
+    _save(loaded.take(rows), out, as_json)
+
+
+@app.command("split")
+def split(
+    trace: TraceFile,
+    fit: Annotated[Path, typer.Option(help="Where to write the part to fit on.", show_default=False)],
+    judge: Annotated[Path, typer.Option(help="Where to write the part to judge on.", show_default=False)],
+    fraction: Annotated[float, typer.Option(help="Share of the requests that goes to --fit.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
+    force: ForceFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Split by request, at random.
+
+    Example: hotset trace split run.safetensors --fit a.safetensors --judge b.safetensors
+    """
+    _refuse_existing(force, fit, judge)
+    if fit.resolve() == judge.resolve():
+        raise HotsetError("--fit and --judge must be two different files")
+    parts = _load(trace).split(fraction, seed)
+    for part, path in zip(parts, (fit, judge), strict=True):
+        part.save(path)
+    written = [_written(part, path) for part, path in zip(parts, (fit, judge), strict=True)]
+    emit({"fit": written[0], "judge": written[1]}, as_json, *map(_say, written))
+
+
+@app.command("merge")
+def merge(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files.", show_default=False)],
+    out: OutFile,
+    force: ForceFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Lay traces of one model end to end.
+
+    Example: hotset trace merge a.safetensors b.safetensors -o all.safetensors
+    """
+    from hotset.trace.combine import concat
+
+    _refuse_existing(force, out)
+    _save(concat([_load(path) for path in traces]), out, as_json)
+
+
+@app.command("interleave")
+def interleave(
+    trace: TraceFile,
+    out: OutFile,
+    streams: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.", show_default=False)],
+    mode: Annotated[str, typer.Option(help="batch: one forward pass for all streams; turns: one pass each.")] = "batch",
+    force: ForceFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run requests at the same time.
+
+    Example: hotset trace interleave run.safetensors --streams 8 -o busy.safetensors
+    """
+    from hotset.trace.combine import interleave as run_streams
+
+    _refuse_existing(force, out)
+    if mode not in ("batch", "turns"):
+        raise TraceError(f'the mode must be "batch" or "turns", not {mode!r}')
+    loaded = _load(trace)
+    if streams > loaded.requests:
+        note(f"the trace has only {loaded.requests} requests: the other streams stay idle")
+    _save(run_streams(loaded, streams, "batch" if mode == "batch" else "turns"), out, as_json)
+
+
+def _load(path: Path) -> Trace:
+    from hotset.trace.trace import Trace
+
+    return Trace.load(path)
+
+
+def _refuse_existing(force: bool, *paths: Path) -> None:
+    for path in paths:
+        if path.exists() and not force:
+            raise HotsetError(f"{path} exists: choose another name, or pass --force to overwrite it")
+
+
+def _save(trace: Trace, out: Path, as_json: bool) -> None:
+    trace.save(out)
+    document = _written(trace, out)
+    emit(document, as_json, _say(document))
+
+
+def _written(trace: Trace, out: Path) -> dict[str, Any]:
+    return {
+        "file": str(out),
+        "bytes": out.stat().st_size,
+        "tokens": trace.tokens,
+        "requests": trace.requests,
+        "steps": trace.steps,
+        "layers": trace.shape.layers,
+        "experts": trace.shape.experts,
+        "top_k": trace.shape.top_k,
+    }
+
+
+def _say(document: dict[str, Any]) -> Any:
+    from rich.text import Text
+
+    return Text(
+        f"{document['file']}: {document['tokens']:,} tokens of {document['requests']:,} requests in "
+        f"{document['steps']:,} steps, {document['layers']} layers x {document['experts']} experts, "
+        f"top {document['top_k']}"
+    )
+
+
+app.command("synth")(trace_synth.synth)

@@ -1,0 +1,136 @@
+"""What a policy is: compiled functions that learn from events and score experts, and the state they share.
+
+A policy file holds a NamedTuple of arrays (the state), two compiled functions and a frozen dataclass of options:
+
+    observe(state, table, ask)                     learn from one event, before victims are chosen
+    score(state, table, ask, layer, expert)        how much this expert is worth keeping; the lowest leaves
+
+`table` is the slot table of hotset.cache (read only here: `slot_of`, `expert_in`, `last`, ...). The same two functions
+are compiled into the simulator's loop and into the engine's per-event call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from hotset.errors import PolicyError
+from hotset.shape import ModelShape
+
+if TYPE_CHECKING:
+    from hotset.trace.events import EventTable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Grid = npt.NDArray[np.float64]
+"""One number per expert, of shape (layers, experts)."""
+
+
+# Reference counts are left out: the hot path only looks at arrays that its caller holds, and counting them takes ten
+# times as long as the work itself. Numba then refuses, at compile time, any code that would have to allocate.
+_HOT: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+
+
+def compiled(function: F) -> F:
+    """Compile a function of the hot path, to be inlined where it is called."""
+    inlined: F = njit(**_HOT, forceinline=True)(function)
+    return inlined
+
+
+def compiled_entry(function: F) -> F:
+    """Compile a function of the hot path that Python calls."""
+    entry: F = njit(**_HOT)(function)
+    return entry
+
+
+class Admit(IntEnum):
+    """Which experts that had to be loaded are given a slot."""
+
+    ALWAYS = 0  # all of them, as long as something unprotected can leave
+    SCORE = 1  # those that score higher than what would leave
+    LATE = 2  # the best of everything once the event is served; its own experts may leave, too
+    FREE = 3  # only while slots are empty: nothing is ever replaced
+
+
+class Ask(NamedTuple):
+    """One event as the compiled functions see it."""
+
+    layer: int
+    experts: Any  # int32, rising
+    counts: Any  # int32, tokens per expert
+    tokens: int
+    phase: int
+    tick: int  # events served so far, this one included
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The options of a policy; subclasses add theirs and say how to start."""
+
+    name: ClassVar[str]
+    observe: ClassVar[Callable[..., Any]]
+    score: ClassVar[Callable[..., Any]]
+    offline: ClassVar[bool] = False  # needs the future
+    admit: str = "always"
+
+    def __post_init__(self) -> None:
+        if self.admit.upper() not in Admit.__members__:
+            raise PolicyError(
+                f'{self.name}: admit must be one of {", ".join(a.name.lower() for a in Admit)}, not "{self.admit}"'
+            )
+        self.check()
+
+    def check(self) -> None:
+        """Raise PolicyError for options that make no sense."""
+
+    def start(self, shape: ModelShape) -> Any:  # noqa: ARG002 - every policy overrides this
+        """Fresh state for a model of this shape."""
+        raise PolicyError(f"{self.name} does not say how to start")
+
+    def foresee(self, state: Any, events: EventTable) -> Any:  # noqa: ARG002 - for policies that need the future
+        """State for a replay of exactly these events; only offline policies look at them."""
+        return state
+
+    @property
+    def admission(self) -> Admit:
+        """The admission rule by its enum."""
+        return Admit[self.admit.upper()]
+
+    @property
+    def spec(self) -> str:
+        """The shortest text that parses to this policy again."""
+        changed = [
+            f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(changed) if changed else "")
+
+    def require(self, ok: bool, what: str) -> None:
+        """Raise PolicyError naming the policy and what it wants unless `ok`."""
+        if not ok:
+            raise PolicyError(f"{self.name}: {what}")
+
+
+def save_state(state: Any) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a policy's state by name, copied."""
+    return {name: array.copy() for name, array in state._asdict().items()}
+
+
+def restore_state(state: Any, saved: dict[str, npt.NDArray[Any]]) -> None:
+    """Overwrite a fresh state with a saved one of the same policy and model shape."""
+    for name, array in state._asdict().items():
+        if name not in saved or saved[name].shape != array.shape or saved[name].dtype != array.dtype:
+            raise PolicyError(f"the saved state does not fit: {name!r} is missing or of another shape")
+    for name, array in state._asdict().items():
+        array[...] = saved[name]
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)

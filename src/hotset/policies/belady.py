@@ -1,0 +1,84 @@
+"""Belady's optimum: the future decides. The bound for every policy that can exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from hotset.policies.base import Admit, Ask, Grid, Policy, compiled
+from hotset.shape import ModelShape
+
+if TYPE_CHECKING:
+    from hotset.trace.events import EventTable
+
+
+class State(NamedTuple):
+    """The next use of each expert, and of each entry of the events to come."""
+
+    next_use: Grid
+    future: Any  # float64 [entries]
+    cursor: Any  # int64 [1]
+
+
+@compiled
+def observe(state: State, table: Any, ask: Ask) -> None:
+    """Look up when these experts will be asked for again."""
+    first = state.cursor[0]
+    for i in range(len(ask.experts)):
+        state.next_use[ask.layer, ask.experts[i]] = state.future[first + i]
+    state.cursor[0] = first + len(ask.experts)
+
+
+@compiled
+def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """Minus the next use: the furthest leaves."""
+    return -state.next_use[layer, expert]
+
+
+@njit(cache=True, nogil=True)
+def next_uses(start: Any, layer: Any, expert: Any, num_layers: int, num_experts: int) -> Any:
+    """The next event that asks for the same expert, for every entry of every event; and each expert's first event."""
+    upcoming = np.full((num_layers, num_experts), np.inf)
+    future = np.empty(len(expert))
+    for event in range(len(layer) - 1, -1, -1):
+        for i in range(start[event], start[event + 1]):
+            future[i] = upcoming[layer[event], expert[i]]
+            upcoming[layer[event], expert[i]] = event
+    return future, upcoming
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belady(Policy):
+    """The expert whose next use is furthest away leaves (Belady 1966).
+
+    With `bypass` (the default) the best of residents and event stay once the event is served, which is the true
+    optimum: keeping an expert from one use to the next is an interval, and dropping the one that ends last is optimal
+    for intervals on a fixed number of slots. Without it, everything loaded must be given a slot.
+    """
+
+    name: ClassVar[str] = "belady"
+    observe: ClassVar[Any] = staticmethod(observe)
+    score: ClassVar[Any] = staticmethod(score)
+    offline: ClassVar[bool] = True
+    bypass: bool = True
+
+    def start(self, shape: ModelShape) -> State:
+        """The future is not known yet."""
+        return State(np.full((shape.layers, shape.experts), np.inf), np.empty(0), np.zeros(1, np.int64))
+
+    def foresee(self, state: State, events: EventTable) -> State:  # noqa: ARG002 - the past does not matter to it
+        """Read the future from the events that will be replayed."""
+        shape = events.shape
+        future, first = next_uses(events.start, events.layer, events.expert, shape.layers, shape.experts)
+        return State(first, future, np.zeros(1, np.int64))
+
+    @property
+    def admission(self) -> Admit:
+        """Bypass means that the best of everything stays."""
+        return Admit.LATE if self.bypass else super().admission
+
+
+POLICY = Belady

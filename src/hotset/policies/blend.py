@@ -1,0 +1,238 @@
+"""The default: the chance that an expert is used at its layer's next pass, learnt online.
+
+Rates of use at several half-lives, and what usually follows the experts just used, are the features of a logistic
+regression. Its weights are learnt while the model runs, one shared vector plus a correction per layer. LRU (only the
+shortest half-life) and LFU (only the infinite one) are special cases, so nobody has to say which regime it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hotset.errors import PolicyError
+from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.shape import ModelShape
+
+HALF_LIVES = (1.0, 3.0, 8.0, 24.0, 72.0, 240.0)
+RATES = len(HALF_LIVES) + 1  # and the rate of all time
+MEAN, LIFT, BIAS = RATES, RATES + 1, RATES + 2
+FEATURES = RATES + 3
+
+_LANES = 8  # rows are padded to whole vectors, and sums run in fixed lanes: the same bits on every machine
+_LEARN_RATE = 0.05
+_SMOOTH = 4.0  # a transition row starts as this many tokens of the all-time rate
+_RARE = 1e-3
+_TABLE_BYTES = 64 << 20  # above this the transition table stays off unless asked for
+
+
+class State(NamedTuple):
+    """What is known of each expert, and the weights that turn it into a chance."""
+
+    value: Grid  # the score, log-odds of use at the next pass; rows padded
+    rates: Any  # float64 [layers, RATES, padded experts]
+    features: Any  # float64 [layers, FEATURES, padded experts]
+    seen: Any  # float64 [layers], tokens
+    shared: Any  # float64 [FEATURES]
+    own: Any  # float64 [layers, FEATURES]
+    shared_energy: Any  # float64 [FEATURES], sums of squared gradients (AdaGrad)
+    own_energy: Any  # float64 [layers, FEATURES]
+    follows: Any  # float32 [layers, experts, padded experts], or empty: uses after each expert
+    followed: Any  # float64 [layers, experts]
+    previous: Any  # int32 [layers, experts + 1]: how many experts the last pass used, then which
+    scratch: Any  # float64 [3, padded experts]
+
+
+@compiled
+def observe(state: State, table: Any, ask: Ask) -> None:
+    """Learn from how well this event was foreseen, then take it in and look ahead to the next."""
+    used = state.scratch[0]
+    for e in range(len(used)):
+        used[e] = 0.0
+    for i in range(len(ask.experts)):
+        used[ask.experts[i]] = ask.counts[i] / ask.tokens if ask.phase == 0 else 1.0
+    if ask.phase == 1:
+        if state.seen[ask.layer] > 0:
+            _learn(state, ask.layer, used)
+        _update_rates(state, ask.layer, used, 1.0)
+        if state.follows.shape[0] > 0:
+            _follow(state, ask)
+    else:
+        _update_rates(state, ask.layer, used, float(ask.tokens))
+        state.previous[ask.layer, 0] = 0
+    _look_ahead(state, ask.layer)
+
+
+@compiled
+def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """The log-odds of use at the layer's next pass."""
+    return state.value[layer, expert]
+
+
+@compiled
+def _logistic(x: float) -> Any:
+    """1 / (1 + exp(-x)) by repeated squaring: plain arithmetic that vectorises, within 0.002 everywhere."""
+    power = 1.0 - min(abs(x), 24.0) / 256.0
+    for _ in range(8):
+        power *= power
+    small = power / (1.0 + power)
+    return 1.0 - small if x > 0 else small
+
+
+@compiled
+def _dot(a: Any, b: Any) -> Any:
+    """A dot product summed in eight fixed lanes."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    for i in range(0, len(a), 8):
+        s0 += a[i] * b[i]
+        s1 += a[i + 1] * b[i + 1]
+        s2 += a[i + 2] * b[i + 2]
+        s3 += a[i + 3] * b[i + 3]
+        s4 += a[i + 4] * b[i + 4]
+        s5 += a[i + 5] * b[i + 5]
+        s6 += a[i + 6] * b[i + 6]
+        s7 += a[i + 7] * b[i + 7]
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+@compiled
+def _learn(state: State, layer: int, used: Any) -> None:
+    """One AdaGrad step on the log-likelihood of what was used, for the shared weights and the layer's own."""
+    num_experts = state.followed.shape[1]
+    surprise, value = state.scratch[1], state.value[layer]
+    for e in range(len(surprise)):
+        surprise[e] = used[e] - _logistic(value[e])
+    for e in range(num_experts, len(surprise)):
+        surprise[e] = 0.0
+    for f in range(FEATURES):
+        gradient = _dot(surprise, state.features[layer, f]) / num_experts
+        state.shared_energy[f] += gradient * gradient
+        state.own_energy[layer, f] += gradient * gradient
+        state.shared[f] += _LEARN_RATE * gradient / math.sqrt(state.shared_energy[f])
+        state.own[layer, f] += _LEARN_RATE * gradient / math.sqrt(state.own_energy[layer, f])
+
+
+@compiled
+def _update_rates(state: State, layer: int, used: Any, tokens: float) -> None:
+    """Age every rate by so many tokens and mix in what was used."""
+    state.seen[layer] += tokens
+    for r in range(RATES):
+        fresh = tokens / state.seen[layer]
+        if r < RATES - 1:
+            fresh = 1.0 - 0.5 ** (tokens / HALF_LIVES[r])
+        rate = state.rates[layer, r]
+        for e in range(len(rate)):
+            rate[e] += fresh * (used[e] - rate[e])
+
+
+@compiled
+def _follow(state: State, ask: Ask) -> None:
+    """Count which experts follow which, and remember these for the next pass."""
+    layer, previous = ask.layer, state.previous[ask.layer]
+    for i in range(previous[0]):
+        before = previous[1 + i]
+        state.followed[layer, before] += 1.0
+        row = state.follows[layer, before]
+        for j in range(len(ask.experts)):
+            row[ask.experts[j]] += 1.0
+    previous[0] = len(ask.experts)
+    for j in range(len(ask.experts)):
+        previous[1 + j] = ask.experts[j]
+
+
+@compiled
+def _look_ahead(state: State, layer: int) -> None:
+    """Fill the layer's features and scores for its next pass."""
+    features, value = state.features[layer], state.value[layer]
+    for r in range(RATES):
+        row, rate = features[r], state.rates[layer, r]
+        for e in range(len(row)):
+            row[e] = math.sqrt(rate[e])
+    _transitions(state, layer)
+    bias = state.shared[BIAS] + state.own[layer, BIAS]
+    for e in range(len(value)):
+        value[e] = bias
+    for f in range(BIAS):
+        weight = state.shared[f] + state.own[layer, f]
+        row = features[f]
+        for e in range(len(row)):
+            value[e] += weight * row[e]
+
+
+@compiled
+def _transitions(state: State, layer: int) -> None:
+    """Two views of what follows the experts just used: the mean chance, and the summed lift over the base rate.
+
+    The lift (p - base) / (p + base) is the hyperbolic tangent of half the log ratio: naive Bayes, bounded.
+    """
+    mean, lift = state.features[layer, MEAN], state.features[layer, LIFT]
+    for e in range(len(mean)):
+        mean[e] = 0.0
+        lift[e] = 0.0
+    held = state.previous[layer, 0]
+    if held == 0:
+        return
+    base = state.rates[layer, RATES - 1]
+    for i in range(held):
+        before = state.previous[layer, 1 + i]
+        row = state.follows[layer, before]
+        scale = 1.0 / (state.followed[layer, before] + _SMOOTH)
+        for e in range(len(mean)):
+            usual = base[e] + _RARE
+            chance = (row[e] + _SMOOTH * usual) * scale
+            mean[e] += chance
+            lift[e] += (chance - usual) / (chance + usual)
+    for e in range(len(mean)):
+        mean[e] = math.sqrt(mean[e] / held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blend(Policy):
+    """The least likely to be used at its layer's next pass leaves, or is not given a slot at all.
+
+    `transitions` is on, off, or auto: on while its table (layers x experts x experts) stays below 64 MiB.
+    """
+
+    name: ClassVar[str] = "blend"
+    observe: ClassVar[Any] = staticmethod(observe)
+    score: ClassVar[Any] = staticmethod(score)
+    admit: str = "score"
+    transitions: str = "auto"
+
+    def check(self) -> None:
+        """Transitions are a switch with three positions."""
+        if self.transitions not in ("on", "off", "auto"):
+            raise PolicyError(f'blend: transitions is on, off or auto, not "{self.transitions}"')
+
+    def start(self, shape: ModelShape) -> State:
+        """Even weights: an average of all rates, until evidence says otherwise."""
+        layers, experts = shape.layers, shape.experts
+        padded = -(-experts // _LANES) * _LANES
+        shared = np.ones(FEATURES)
+        shared[MEAN], shared[LIFT], shared[BIAS] = 0.0, 0.0, -4.0
+        table = (layers, experts, padded) if self._wants_table(layers * experts * padded * 4) else (0, experts, padded)
+        features = np.zeros((layers, FEATURES, padded))
+        features[:, BIAS, :experts] = 1.0
+        return State(
+            value=np.full((layers, padded), shared[BIAS]),
+            rates=np.zeros((layers, RATES, padded)),
+            features=features,
+            seen=np.zeros(layers),
+            shared=shared,
+            own=np.zeros((layers, FEATURES)),
+            shared_energy=np.full(FEATURES, 1e-3),
+            own_energy=np.full((layers, FEATURES), 1e-3),
+            follows=np.zeros(table, np.float32),
+            followed=np.zeros((layers, experts)),
+            previous=np.zeros((layers, experts + 1), np.int32),
+            scratch=np.zeros((3, padded)),
+        )
+
+    def _wants_table(self, size_bytes: int) -> bool:
+        return self.transitions == "on" or (self.transitions == "auto" and size_bytes <= _TABLE_BYTES)
+
+
+POLICY = Blend

@@ -1,0 +1,53 @@
+"""Layer-aware recency: age in forward passes, and among equals the layer that runs next stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.shape import ModelShape
+
+
+class State(NamedTuple):
+    """The layer's pass number of each expert's last use."""
+
+    last: Grid
+
+
+@compiled
+def observe(state: State, table: Any, ask: Ask) -> None:
+    """Note the layer's own time."""
+    for expert in ask.experts:
+        state.last[ask.layer, expert] = table.passes[ask.layer]
+
+
+@compiled
+def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """Minus the staleness in passes of its layer, less a fraction for how long its layer's turn is off."""
+    layers = len(table.passes)
+    wait = (layer - ask.layer - 1) % layers
+    return state.last[layer, expert] - table.passes[layer] - wait / layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layered(Policy):
+    """The stalest expert leaves, counted in passes of its own layer; ties by the layer whose turn is furthest.
+
+    A pool under plain LRU drops exactly what the next layers are about to ask for. Counting staleness per layer, as
+    least-stale eviction (arXiv 2602.03921) and layered paging (arXiv 2509.02408) do, takes that cyclic scan out.
+    With slots per layer it is LRU.
+    """
+
+    name: ClassVar[str] = "layered"
+    observe: ClassVar[Any] = staticmethod(observe)
+    score: ClassVar[Any] = staticmethod(score)
+
+    def start(self, shape: ModelShape) -> State:
+        """Nothing was ever used."""
+        return State(np.zeros((shape.layers, shape.experts)))
+
+
+POLICY = Layered

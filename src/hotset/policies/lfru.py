@@ -1,0 +1,50 @@
+"""Frequency over age: the strongest cheap baseline of the published replays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.shape import ModelShape
+
+
+class State(NamedTuple):
+    """Uses, and the layer's event number of the last one."""
+
+    uses: Grid
+    last: Grid
+
+
+@compiled
+def observe(state: State, table: Any, ask: Ask) -> None:
+    """Count uses and note the layer's own time, which advances by one per forward pass."""
+    now = table.passes[ask.layer]
+    for i in range(len(ask.experts)):
+        state.uses[ask.layer, ask.experts[i]] += ask.counts[i]
+        state.last[ask.layer, ask.experts[i]] = now
+
+
+@compiled
+def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """Uses divided by the age in forward passes, plus one."""
+    return state.uses[layer, expert] / (table.passes[layer] - state.last[layer, expert] + 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfru(Policy):
+    """The smallest uses / (age + 1) leaves; best causal baseline in arXiv 2608.07911."""
+
+    name: ClassVar[str] = "lfru"
+    observe: ClassVar[Any] = staticmethod(observe)
+    score: ClassVar[Any] = staticmethod(score)
+
+    def start(self, shape: ModelShape) -> State:
+        """Nothing was ever used."""
+        grid = (shape.layers, shape.experts)
+        return State(np.zeros(grid), np.zeros(grid))
+
+
+POLICY = Lfru

@@ -1,0 +1,51 @@
+"""Least frequently used, with counts that survive eviction or, as textbooks have it, do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.shape import ModelShape
+
+
+class State(NamedTuple):
+    """How often each expert was used, and whether the count survives its eviction."""
+
+    uses: Grid
+    history: Any
+
+
+@compiled
+def observe(state: State, table: Any, ask: Ask) -> None:
+    """Count the tokens that used each expert."""
+    for i in range(len(ask.experts)):
+        expert = ask.experts[i]
+        if not state.history[0] and table.slot_of[ask.layer, expert] < 0:
+            state.uses[ask.layer, expert] = 0.0
+        state.uses[ask.layer, expert] += ask.counts[i]
+
+
+@compiled
+def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """The number of uses; the slot table breaks ties by recency."""
+    return state.uses[layer, expert]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lfu(Policy):
+    """The expert with the fewest uses leaves; arXiv 2511.05814 studies it against LRU."""
+
+    name: ClassVar[str] = "lfu"
+    observe: ClassVar[Any] = staticmethod(observe)
+    score: ClassVar[Any] = staticmethod(score)
+    history: bool = True
+
+    def start(self, shape: ModelShape) -> State:
+        """All counts are zero."""
+        return State(np.zeros((shape.layers, shape.experts)), np.array([self.history]))
+
+
+POLICY = Lfu

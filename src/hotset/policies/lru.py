@@ -1,0 +1,46 @@
+"""Least recently used: the recency baseline of every offloading runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.shape import ModelShape
+
+
+class State(NamedTuple):
+    """When each expert was last used, in events."""
+
+    last: Grid
+
+
+@compiled
+def observe(state: State, table: Any, ask: Ask) -> None:
+    """Note the time of use."""
+    for expert in ask.experts:
+        state.last[ask.layer, expert] = ask.tick
+
+
+@compiled
+def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """The time of last use."""
+    return state.last[layer, expert]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lru(Policy):
+    """The expert whose last use is oldest leaves."""
+
+    name: ClassVar[str] = "lru"
+    observe: ClassVar[Any] = staticmethod(observe)
+    score: ClassVar[Any] = staticmethod(score)
+
+    def start(self, shape: ModelShape) -> State:
+        """Nothing was ever used."""
+        return State(np.zeros((shape.layers, shape.experts)))
+
+
+POLICY = Lru

@@ -1,0 +1,90 @@
+"""Segmented LRU: newcomers are on probation, a second use protects them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.shape import ModelShape
+
+_ABOVE = 2.0**52  # lifts the protected segment above every probationary score
+
+
+class State(NamedTuple):
+    """When an expert entered its segment, which one it is in, and how often it was used."""
+
+    since: Grid
+    protected: Any  # bool [layers, experts]
+    uses: Grid
+    options: Any  # float64: share of protected slots, frequency hint
+
+
+@compiled
+def observe(state: State, table: Any, ask: Ask) -> None:
+    """Promote what was hit, put what must be loaded on probation, then bring the protected segment to size."""
+    layer, promoted = ask.layer, 0
+    for i in range(len(ask.experts)):
+        expert = ask.experts[i]
+        hit = table.slot_of[layer, expert] >= 0
+        promoted += hit and not state.protected[layer, expert]
+        state.protected[layer, expert] = hit
+        state.since[layer, expert] = ask.tick
+        state.uses[layer, expert] += ask.counts[i]
+    if promoted:
+        _demote(state, table, ask)
+
+
+@compiled
+def _demote(state: State, table: Any, ask: Ask) -> None:
+    """The least recent protected experts go back on probation, to its most recent end."""
+    group = table.group_of[ask.layer]
+    first, last = table.bounds[group], table.bounds[group + 1]
+    room = int(state.options[0] * (last - first))
+    held = 0
+    for slot in range(first, last):
+        expert = table.expert_in[slot]
+        held += expert >= 0 and state.protected[table.layer_in[slot], expert]
+    while held > room:
+        oldest, oldest_layer, oldest_expert = np.inf, -1, -1
+        for slot in range(first, last):
+            layer, expert = table.layer_in[slot], table.expert_in[slot]
+            if expert >= 0 and state.protected[layer, expert] and state.since[layer, expert] < oldest:
+                oldest, oldest_layer, oldest_expert = state.since[layer, expert], layer, expert
+        state.protected[oldest_layer, oldest_expert] = False
+        state.since[oldest_layer, oldest_expert] = ask.tick
+        held -= 1
+
+
+@compiled
+def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """Recency within the segment, protected above all; with the hint, uses decide among the probationary."""
+    if state.protected[layer, expert]:
+        return _ABOVE + state.since[layer, expert]
+    return state.uses[layer, expert] if state.options[1] else state.since[layer, expert]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slru(Policy):
+    """Segmented LRU (Karedla 1994); `hint` lets frequency decide among probationary victims."""
+
+    name: ClassVar[str] = "slru"
+    observe: ClassVar[Any] = staticmethod(observe)
+    score: ClassVar[Any] = staticmethod(score)
+    protected: float = 0.75
+    hint: bool = False
+
+    def check(self) -> None:
+        """The protected segment is a share of the slots."""
+        self.require(0 <= self.protected <= 1, "protected must be a share of the slots, 0 to 1")
+
+    def start(self, shape: ModelShape) -> State:
+        """Both segments are empty."""
+        grid = (shape.layers, shape.experts)
+        options = np.array([self.protected, float(self.hint)])
+        return State(np.zeros(grid), np.zeros(grid, np.bool_), np.zeros(grid), options)
+
+
+POLICY = Slru

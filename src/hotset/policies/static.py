@@ -1,0 +1,47 @@
+"""A fixed set: the experts that were used most in the past, never replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.shape import ModelShape
+
+
+class State(NamedTuple):
+    """The counts that rank the experts, and whether they still learn."""
+
+    counts: Grid
+
+
+@compiled
+def observe(state: State, table: Any, ask: Ask) -> None:
+    """Count on, so that a replay of one workload yields the set for the next."""
+    for i in range(len(ask.experts)):
+        state.counts[ask.layer, ask.experts[i]] += ask.counts[i]
+
+
+@compiled
+def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """The given count."""
+    return state.counts[layer, expert]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Static(Policy):
+    """The top experts by given counts stay for good; without counts, the first that come fill the slots and stay."""
+
+    name: ClassVar[str] = "static"
+    observe: ClassVar[Any] = staticmethod(observe)
+    score: ClassVar[Any] = staticmethod(score)
+    admit: str = "free"
+
+    def start(self, shape: ModelShape) -> State:
+        """No counts are known yet."""
+        return State(np.zeros((shape.layers, shape.experts)))
+
+
+POLICY = Static

@@ -1,0 +1,209 @@
+"""Importer for JSON lines: one object per token and layer."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from hotset.errors import TraceError
+from hotset.shape import MAX_LAYERS
+from hotset.trace.event import Phase
+from hotset.trace.importers._cells import Cells, assemble, layer_ids_of
+from hotset.trace.importers._options import ImportOptions, choose_shape, describe_source
+from hotset.trace.trace import Labels, Trace
+
+SUFFIXES = (".jsonl", ".ndjson", ".json")
+_MAX_LINE_BYTES = 1 << 18
+_MAX_INT = (1 << 31) - 1
+_MAX_ID = np.iinfo(np.int16).max - 1
+_MAX_WEIGHT = float(np.finfo(np.float16).max)
+_HEADER_FIELDS = {"layers", "experts", "top_k", "expert_bytes", "model"}
+_FIELDS = {"request", "step", "layer", "experts", "weights", "phase", "token", "token_id"}
+_PHASES = {"prefill": Phase.PREFILL, "decode": Phase.DECODE, 0: Phase.PREFILL, 1: Phase.DECODE}
+
+
+def recognises(head: bytes) -> bool:
+    """Whether the first bytes of a file look like JSON lines."""
+    return head.lstrip().startswith(b"{")
+
+
+def read(path: Path, options: ImportOptions) -> Trace:
+    """Read JSON lines; rows that share a step are one forward pass, also across requests."""
+    rows = _Rows()
+    with path.open("rb") as file:
+        header = _read_lines(file, rows)
+    if not rows.line:
+        raise TraceError("the file holds no rows: nothing was recorded")
+    cells = rows.cells()
+    layer_ids = layer_ids_of(cells, header.get("layers"))
+    top_k = header.get("top_k") or int(np.diff(cells.start).max())
+    shape = choose_shape(
+        options,
+        len(layer_ids),
+        top_k,
+        int(cells.expert.max(initial=-1)),
+        header.get("experts"),
+        header.get("expert_bytes"),
+    )
+    meta = describe_source(path, options, shape, stated="experts" in header, model=header.get("model"))
+    meta["layer_ids"] = ",".join(map(str, layer_ids.tolist()))
+    _check_top_k(cells, top_k)
+    return assemble(cells, shape, layer_ids, rows.describe, rows.labels(), meta)
+
+
+def _check_top_k(cells: Cells, top_k: int) -> None:
+    wrong = np.diff(cells.start) > top_k
+    if wrong.any():
+        raise TraceError(
+            f"line {cells.line[int(np.argmax(wrong))]} lists more than {top_k} experts, the header's top_k"
+        )
+
+
+class _Rows:
+    """The rows read so far, in typed columns: a list of objects would take many times the file."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str | int, int] = {}
+        self.request, self.step, self.token, self.layer = array("i"), array("i"), array("i"), array("i")
+        self.phase, self.count, self.line = array("B"), array("i"), array("q")
+        self.token_id, self.expert, self.weight = array("i"), array("h"), array("f")
+
+    def add(self, row: dict[str, Any], line: int) -> None:
+        """Check one row and append it; a fault raises TraceError."""
+        if unknown := row.keys() - _FIELDS:
+            raise TraceError(f"unknown key {min(unknown)[:40]!r}")
+        name = _request(row.get("request"))
+        phase = row.get("phase", "decode")
+        if not isinstance(phase, str | int) or phase not in _PHASES:
+            raise TraceError('phase must be "prefill" or "decode"')
+        self.step.append(_whole(row, "step", _MAX_INT))
+        self.token.append(_whole(row, "token", _MAX_INT, 0))
+        self.layer.append(_whole(row, "layer", MAX_LAYERS - 1))
+        self.token_id.append(_whole(row, "token_id", _MAX_INT, -1))
+        self._add_experts(row)
+        self.request.append(self.numbers.setdefault(name, len(self.numbers)))
+        self.phase.append(_PHASES[phase])
+        self.line.append(line)
+
+    def _add_experts(self, row: dict[str, Any]) -> None:
+        experts = row.get("experts")
+        if not isinstance(experts, list) or not experts:
+            raise TraceError("experts must be a list of at least one id")
+        for expert in experts:
+            if type(expert) is not int or not 0 <= expert <= _MAX_ID:
+                raise TraceError(f"expert {_show(expert)} is not a whole number from 0 to {_MAX_ID}")
+        if len(set(experts)) != len(experts):
+            raise TraceError("the same expert is named twice")
+        if ("weights" in row) != bool(self.weight) and self.line:
+            raise TraceError("weights are given on some lines and not on others: give all or none")
+        self.weight.extend(_weights(row["weights"], len(experts)) if "weights" in row else ())
+        self.expert.extend(experts)
+        self.count.append(len(experts))
+
+    def cells(self) -> Cells:
+        """The columns as arrays; request numbers 0 to n - 1 in the file are kept as they are."""
+        request = np.array(self.request, np.int32)
+        if self._numbered():
+            request = np.array(list(self.numbers), np.int32)[request]
+        token_id = np.array(self.token_id, np.int32)
+        return Cells(
+            request=request, step=np.array(self.step, np.int32), token=np.array(self.token, np.int32),
+            phase=np.array(self.phase, np.uint8), layer=np.array(self.layer, np.int32),
+            line=np.array(self.line, np.int64), start=np.append(0, np.cumsum(np.array(self.count, np.int64))),
+            expert=np.array(self.expert, np.int16),
+            weight=np.array(self.weight, np.float32) if self.weight else None,
+            token_id=token_id if (token_id >= 0).any() else None,
+        )  # fmt: skip
+
+    def _numbered(self) -> bool:
+        wanted = range(len(self.numbers))
+        return all(type(name) is int and name in wanted for name in self.numbers)
+
+    def labels(self) -> Labels:
+        """The names of the requests, where the file gives names."""
+        if self._numbered():
+            return ()
+        return tuple({"name": str(name)} for name in self.numbers)
+
+    def describe(self, row: int) -> str:
+        """Name the token of a row."""
+        names = {number: name for name, number in self.numbers.items()}
+        name = str(names[self.request[row]])[:60]
+        return f"line {self.line[row]}: request {name!r}, step {self.step[row]}, token {self.token[row]}"
+
+
+def _read_lines(file: IO[bytes], rows: _Rows) -> dict[str, Any]:
+    """Read all rows; returns what the header states, if there is one."""
+    header: dict[str, Any] = {}
+    for number, line in enumerate(file, start=1):
+        try:
+            row = _parse(line)
+            if row is None:
+                continue
+            if "hotset" in row and not rows.line and not header:
+                header = _check_header(row)
+            else:
+                rows.add(row, number)
+        except TraceError as error:
+            raise TraceError(f"line {number}: {error}") from None
+    return header
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if len(line) > _MAX_LINE_BYTES:
+        raise TraceError(f"longer than {_MAX_LINE_BYTES} bytes: expected one object per token and layer")
+    try:
+        text = line.decode("utf-8").strip()
+        row = json.loads(text) if text else None
+    except UnicodeDecodeError:
+        raise TraceError("not UTF-8 text") from None
+    except (ValueError, RecursionError):
+        raise TraceError("not valid JSON") from None
+    if text and not isinstance(row, dict):
+        raise TraceError("not a JSON object")
+    return row
+
+
+def _check_header(row: dict[str, Any]) -> dict[str, Any]:
+    header = row["hotset"]
+    if not isinstance(header, dict) or not header.keys() <= _HEADER_FIELDS:
+        raise TraceError(f"the header may hold {', '.join(sorted(_HEADER_FIELDS))} and nothing else")
+    for name in _HEADER_FIELDS - {"model"}:
+        value = header.get(name, 1)
+        if type(value) is not int or not 1 <= value < 1 << 60:
+            raise TraceError(f"{name} in the header must be a positive whole number")
+    if not isinstance(header.get("model", ""), str):
+        raise TraceError("model in the header must be text")
+    return header
+
+
+def _request(value: Any) -> str | int:
+    if isinstance(value, str) or (type(value) is int and 0 <= value <= _MAX_INT):
+        return value
+    raise TraceError("request must be a name or a whole number from 0")
+
+
+def _whole(row: dict[str, Any], name: str, largest: int, default: int | None = None) -> int:
+    if name not in row and default is not None:
+        return default
+    value = row.get(name)
+    if type(value) is int and 0 <= value <= largest:
+        return value
+    raise TraceError(f"{name} must be a whole number from 0 to {largest}")
+
+
+def _weights(value: Any, count: int) -> list[float]:
+    if not isinstance(value, list) or len(value) != count:
+        raise TraceError(f"weights must be a list of {count} numbers, as many as experts")
+    for weight in value:
+        if type(weight) not in (int, float) or not 0 <= weight <= _MAX_WEIGHT:
+            raise TraceError(f"the weight {_show(weight)} is not a number from 0 to {_MAX_WEIGHT:g}")
+    return value
+
+
+def _show(value: Any) -> str:
+    return str(value)[:40] if isinstance(value, str | int | float) else "given"
