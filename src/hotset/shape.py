@@ -126,7 +126,8 @@ def format_size(size_bytes: float) -> str:
         if abs(value) < 1024 or unit == "TiB":
             break
         value /= 1024
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+    digits = 0 if unit == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
 
 
 def _percent(value: float, text: str) -> float:

@@ -81,27 +81,45 @@ def rank_missing(table: Table, state: Any, ask: Ask, missing: int) -> None:
 def weakest(table: Table, state: Any, ask: Ask, late: bool) -> int:
     """The slot of the resident with the lowest score among those that may leave, or -1.
 
-    The event's own experts stay until it is served, pins always do, and in a pool no layer is brought below its floor by
-    another. Ties go to the one used longer ago, then to the lower layer and expert, so that slots never decide.
+    The event's own experts stay until it is served, pins always do, and in a pool no layer is brought below its floor
+    by another. Ties go to the one used longer ago, then to the lower layer and expert, so that slots never decide.
     """
-    group = table.group_of[ask.layer]
-    pool = len(table.bounds) == 2
     bar = ask.tick + late  # who was last used at this time or later must stay; a pin counts as used at the end of time
+    if len(table.bounds) == 2:
+        return weakest_of_pool(table, state, ask, bar)
+    return weakest_of_layer(table, state, ask, bar)
+
+
+def weakest_of_layer(table: Table, state: Any, ask: Ask, bar: int) -> int:
+    """Among few slots, without short cuts: who is weakest is random to a processor, and its wrong guesses are dear."""
+    layer = ask.layer
     found, lowest, oldest, first = -1, np.inf, FOREVER, 0
-    for slot in range(table.bounds[group], table.bounds[group + 1]):
-        layer = table.layer_in[slot] if pool else ask.layer
+    for slot in range(table.bounds[layer], table.bounds[layer + 1]):
         expert = table.expert_in[slot]
-        if pool and layer != ask.layer and table.resident[layer] <= table.floor[layer]:
-            continue
-        age, key = table.last[layer, expert], layer * table.last.shape[1] + expert
+        age = table.last[layer, expert]
         value = score(state, table, ask, layer, expert)
-        older = (age < oldest) | ((age == oldest) & (key < first))
-        # No short cuts: who is weakest is random to a processor, and its wrong guesses cost more than the comparisons.
+        older = (age < oldest) | ((age == oldest) & (expert < first))
         weaker = (age < bar) & ((value < lowest) | ((value == lowest) & older))
         found = slot if weaker else found
         lowest = value if weaker else lowest
         oldest = age if weaker else oldest
-        first = key if weaker else first
+        first = expert if weaker else first
+    return found
+
+
+def weakest_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
+    """Among many slots, with short cuts: nearly all of them score higher than the weakest so far."""
+    found, lowest, oldest, first = -1, np.inf, FOREVER, 0
+    for slot in range(table.bounds[1]):
+        layer, expert = table.layer_in[slot], table.expert_in[slot]
+        value = score(state, table, ask, layer, expert)
+        if value > lowest:
+            continue
+        age, key = table.last[layer, expert], layer * table.last.shape[1] + expert
+        if age >= bar or (layer != ask.layer and table.resident[layer] <= table.floor[layer]):
+            continue
+        if value < lowest or age < oldest or (age == oldest and key < first):
+            found, lowest, oldest, first = slot, value, age, key
     return found
 
 
@@ -222,6 +240,8 @@ _TEMPLATES = (
     look_up,
     seats_are_scarce,
     rank_missing,
+    weakest_of_layer,
+    weakest_of_pool,
     weakest,
     sit,
     take_free,
@@ -242,10 +262,10 @@ def kernels_of(policy: type[Policy]) -> Kernels:
 def _make(policy: type[Policy]) -> Kernels:
     space = dict(globals())
     space["observe"], space["score"] = policy.observe, policy.score
-    tag = f"{policy.name}_{_digest(policy)}"
+    tag = f"{policy.name}_{_digest(Path(inspect.getfile(policy)))}"
     for template in _TEMPLATES:
         space[template.__name__] = _compile(template, space, tag)
-    return Kernels(space["serve_one"], space["replay"], _compile(fill, space, "shared"))
+    return Kernels(space["serve_one"], space["replay"], _compile(fill, space, _digest()))
 
 
 def _compile(template: Callable[..., Any], space: dict[str, Any], tag: str) -> Callable[..., Any]:
@@ -254,7 +274,7 @@ def _compile(template: Callable[..., Any], space: dict[str, Any], tag: str) -> C
     return compiled_entry(bound) if template in _ENTRIES else compiled(bound)
 
 
-def _digest(policy: type[Policy]) -> str:
-    """A short hash of all source that ends up in this policy's machine code."""
-    sources = [inspect.getfile(policy), __file__, table.__file__, counters.__file__, base.__file__]
-    return hashlib.sha256(b"".join(Path(source).read_bytes() for source in sources)).hexdigest()[:12]
+def _digest(*more: Path) -> str:
+    """A short hash of all source that ends up in the machine code."""
+    sources = [Path(module.__file__ or "") for module in (table, counters, base)] + [Path(__file__), *more]
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]

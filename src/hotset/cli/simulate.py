@@ -39,12 +39,12 @@ def simulate(
 
     Example: hotset simulate chat.safetensors -p lru -p blend -b 10% -b 25% --streams 4 --plot hits.png
     """
-    from hotset.sim import SWEEP, Sweep
-    from hotset.sim.simulate import BUDGETS
+    from hotset.sim import Sweep
+    from hotset.sim.sweep import POLICIES
 
     sweep = Sweep(
-        policies=policy or SWEEP,
-        budgets=budget or BUDGETS,
+        policies=policy or POLICIES,
+        budgets=budget,
         scope=_choice(scope, "--scope", _scopes()),
         streams=streams,
         mode=_choice(mode, "--mode", {"batch": "batch", "turns": "turns"}),
@@ -54,6 +54,10 @@ def simulate(
         prefill=_choice(prefill, "--prefill", _admissions()),
         link=_link(link, compute, latency, expert_share),
     )
+    if plot:
+        from hotset.report import check_plot
+
+        check_plot(plot)  # before the work, not after it
     loaded = _load(traces, expert_bytes)
     result = _run(loaded, sweep)
     _write_files(result, loaded, sweep, plot, csv)
@@ -61,7 +65,7 @@ def simulate(
 
 
 def _run(traces: dict[str, Trace], sweep: Sweep) -> Result:
-    from hotset.sim.simulate import count_jobs, simulate
+    from hotset.sim import count_jobs, simulate
 
     with progress_bar("replaying", count_jobs(traces, sweep)) as advance:
         return simulate(traces, sweep, advance=advance)

@@ -34,7 +34,7 @@ Grid = npt.NDArray[np.float64]
 
 # Reference counts are left out: the hot path only looks at arrays that its caller holds, and counting them takes ten
 # times as long as the work itself. Numba then refuses, at compile time, any code that would have to allocate.
-_HOT: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}
+_HOT: dict[str, Any] = {"nogil": True, "_nrt": False}
 
 
 def compiled(function: F) -> F:
@@ -44,8 +44,8 @@ def compiled(function: F) -> F:
 
 
 def compiled_entry(function: F) -> F:
-    """Compile a function of the hot path that Python calls."""
-    entry: F = njit(**_HOT)(function)
+    """Compile a function of the hot path that Python calls, and keep the machine code on disk."""
+    entry: F = njit(**_HOT, cache=True)(function)
     return entry
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hotset.trace.events import EventTable
 
 
-class State(NamedTuple):
+class BeladyState(NamedTuple):
     """The next use of each expert, and of each entry of the events to come."""
 
     next_use: Grid
@@ -24,7 +24,7 @@ class State(NamedTuple):
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: BeladyState, table: Any, ask: Ask) -> None:
     """Look up when these experts will be asked for again."""
     first = state.cursor[0]
     for i in range(len(ask.experts)):
@@ -33,7 +33,7 @@ def observe(state: State, table: Any, ask: Ask) -> None:
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: BeladyState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """Minus the next use: the furthest leaves."""
     return -state.next_use[layer, expert]
 
@@ -65,15 +65,15 @@ class Belady(Policy):
     offline: ClassVar[bool] = True
     bypass: bool = True
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> BeladyState:
         """The future is not known yet."""
-        return State(np.full((shape.layers, shape.experts), np.inf), np.empty(0), np.zeros(1, np.int64))
+        return BeladyState(np.full((shape.layers, shape.experts), np.inf), np.empty(0), np.zeros(1, np.int64))
 
-    def foresee(self, state: State, events: EventTable) -> State:  # noqa: ARG002 - the past does not matter to it
+    def foresee(self, state: BeladyState, events: EventTable) -> BeladyState:  # noqa: ARG002 - the past does not matter to it
         """Read the future from the events that will be replayed."""
         shape = events.shape
         future, first = next_uses(events.start, events.layer, events.expert, shape.layers, shape.experts)
-        return State(first, future, np.zeros(1, np.int64))
+        return BeladyState(first, future, np.zeros(1, np.int64))
 
     @property
     def admission(self) -> Admit:

@@ -29,7 +29,7 @@ _RARE = 1e-3
 _TABLE_BYTES = 64 << 20  # above this the transition table stays off unless asked for
 
 
-class State(NamedTuple):
+class BlendState(NamedTuple):
     """What is known of each expert, and the weights that turn it into a chance."""
 
     value: Grid  # the score, log-odds of use at the next pass; rows padded
@@ -47,7 +47,7 @@ class State(NamedTuple):
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: BlendState, table: Any, ask: Ask) -> None:
     """Learn from how well this event was foreseen, then take it in and look ahead to the next."""
     used = state.scratch[0]
     for e in range(len(used)):
@@ -67,7 +67,7 @@ def observe(state: State, table: Any, ask: Ask) -> None:
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: BlendState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """The log-odds of use at the layer's next pass."""
     return state.value[layer, expert]
 
@@ -99,7 +99,7 @@ def _dot(a: Any, b: Any) -> Any:
 
 
 @compiled
-def _learn(state: State, layer: int, used: Any) -> None:
+def _learn(state: BlendState, layer: int, used: Any) -> None:
     """One AdaGrad step on the log-likelihood of what was used, for the shared weights and the layer's own."""
     num_experts = state.followed.shape[1]
     surprise, value = state.scratch[1], state.value[layer]
@@ -116,7 +116,7 @@ def _learn(state: State, layer: int, used: Any) -> None:
 
 
 @compiled
-def _update_rates(state: State, layer: int, used: Any, tokens: float) -> None:
+def _update_rates(state: BlendState, layer: int, used: Any, tokens: float) -> None:
     """Age every rate by so many tokens and mix in what was used."""
     state.seen[layer] += tokens
     for r in range(RATES):
@@ -129,7 +129,7 @@ def _update_rates(state: State, layer: int, used: Any, tokens: float) -> None:
 
 
 @compiled
-def _follow(state: State, ask: Ask) -> None:
+def _follow(state: BlendState, ask: Ask) -> None:
     """Count which experts follow which, and remember these for the next pass."""
     layer, previous = ask.layer, state.previous[ask.layer]
     for i in range(previous[0]):
@@ -144,7 +144,7 @@ def _follow(state: State, ask: Ask) -> None:
 
 
 @compiled
-def _look_ahead(state: State, layer: int) -> None:
+def _look_ahead(state: BlendState, layer: int) -> None:
     """Fill the layer's features and scores for its next pass."""
     features, value = state.features[layer], state.value[layer]
     for r in range(RATES):
@@ -163,7 +163,7 @@ def _look_ahead(state: State, layer: int) -> None:
 
 
 @compiled
-def _transitions(state: State, layer: int) -> None:
+def _transitions(state: BlendState, layer: int) -> None:
     """Two views of what follows the experts just used: the mean chance, and the summed lift over the base rate.
 
     The lift (p - base) / (p + base) is the hyperbolic tangent of half the log ratio: naive Bayes, bounded.
@@ -207,7 +207,7 @@ class Blend(Policy):
         if self.transitions not in ("on", "off", "auto"):
             raise PolicyError(f'blend: transitions is on, off or auto, not "{self.transitions}"')
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> BlendState:
         """Even weights: an average of all rates, until evidence says otherwise."""
         layers, experts = shape.layers, shape.experts
         padded = -(-experts // _LANES) * _LANES
@@ -216,7 +216,7 @@ class Blend(Policy):
         table = (layers, experts, padded) if self._wants_table(layers * experts * padded * 4) else (0, experts, padded)
         features = np.zeros((layers, FEATURES, padded))
         features[:, BIAS, :experts] = 1.0
-        return State(
+        return BlendState(
             value=np.full((layers, padded), shared[BIAS]),
             rates=np.zeros((layers, RATES, padded)),
             features=features,

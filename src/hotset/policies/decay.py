@@ -12,7 +12,7 @@ from hotset.policies.base import Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
-class State(NamedTuple):
+class DecayState(NamedTuple):
     """The base-2 logarithm of each decayed count, carried forward to time zero so that it never needs ageing."""
 
     level: Grid
@@ -20,7 +20,7 @@ class State(NamedTuple):
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: DecayState, table: Any, ask: Ask) -> None:
     """Add this event's tokens at today's weight, 2 to the power of now / half-life."""
     now = table.passes[ask.layer] / state.half_life[0]
     for i in range(len(ask.experts)):
@@ -30,7 +30,7 @@ def observe(state: State, table: Any, ask: Ask) -> None:
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: DecayState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """The decayed count on a logarithmic scale, aged by its layer's own time so that layers compare."""
     return state.level[layer, expert] - table.passes[layer] / state.half_life[0]
 
@@ -51,9 +51,9 @@ class Decay(Policy):
             "half_life must be a positive number of tokens",
         )
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> DecayState:
         """All counts are zero: minus infinity on the logarithmic scale."""
-        return State(np.full((shape.layers, shape.experts), -np.inf), np.array([self.half_life]))
+        return DecayState(np.full((shape.layers, shape.experts), -np.inf), np.array([self.half_life]))
 
 
 POLICY = Decay

@@ -11,21 +11,21 @@ from hotset.policies.base import Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
-class State(NamedTuple):
+class LayeredState(NamedTuple):
     """The layer's pass number of each expert's last use."""
 
     last: Grid
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: LayeredState, table: Any, ask: Ask) -> None:
     """Note the layer's own time."""
     for expert in ask.experts:
         state.last[ask.layer, expert] = table.passes[ask.layer]
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: LayeredState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """Minus the staleness in passes of its layer, less a fraction for how long its layer's turn is off."""
     layers = len(table.passes)
     wait = (layer - ask.layer - 1) % layers
@@ -45,9 +45,9 @@ class Layered(Policy):
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> LayeredState:
         """Nothing was ever used."""
-        return State(np.zeros((shape.layers, shape.experts)))
+        return LayeredState(np.zeros((shape.layers, shape.experts)))
 
 
 POLICY = Layered

@@ -11,7 +11,7 @@ from hotset.policies.base import Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
-class State(NamedTuple):
+class LfruState(NamedTuple):
     """Uses, and the layer's event number of the last one."""
 
     uses: Grid
@@ -19,7 +19,7 @@ class State(NamedTuple):
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: LfruState, table: Any, ask: Ask) -> None:
     """Count uses and note the layer's own time, which advances by one per forward pass."""
     now = table.passes[ask.layer]
     for i in range(len(ask.experts)):
@@ -28,7 +28,7 @@ def observe(state: State, table: Any, ask: Ask) -> None:
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: LfruState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """Uses divided by the age in forward passes, plus one."""
     return state.uses[layer, expert] / (table.passes[layer] - state.last[layer, expert] + 1.0)
 
@@ -41,10 +41,10 @@ class Lfru(Policy):
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> LfruState:
         """Nothing was ever used."""
         grid = (shape.layers, shape.experts)
-        return State(np.zeros(grid), np.zeros(grid))
+        return LfruState(np.zeros(grid), np.zeros(grid))
 
 
 POLICY = Lfru

@@ -11,7 +11,7 @@ from hotset.policies.base import Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
-class State(NamedTuple):
+class LfuState(NamedTuple):
     """How often each expert was used, and whether the count survives its eviction."""
 
     uses: Grid
@@ -19,7 +19,7 @@ class State(NamedTuple):
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: LfuState, table: Any, ask: Ask) -> None:
     """Count the tokens that used each expert."""
     for i in range(len(ask.experts)):
         expert = ask.experts[i]
@@ -29,7 +29,7 @@ def observe(state: State, table: Any, ask: Ask) -> None:
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: LfuState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """The number of uses; the slot table breaks ties by recency."""
     return state.uses[layer, expert]
 
@@ -43,9 +43,9 @@ class Lfu(Policy):
     score: ClassVar[Any] = staticmethod(score)
     history: bool = True
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> LfuState:
         """All counts are zero."""
-        return State(np.zeros((shape.layers, shape.experts)), np.array([self.history]))
+        return LfuState(np.zeros((shape.layers, shape.experts)), np.array([self.history]))
 
 
 POLICY = Lfu

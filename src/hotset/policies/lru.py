@@ -11,21 +11,21 @@ from hotset.policies.base import Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
-class State(NamedTuple):
+class LruState(NamedTuple):
     """When each expert was last used, in events."""
 
     last: Grid
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: LruState, table: Any, ask: Ask) -> None:
     """Note the time of use."""
     for expert in ask.experts:
         state.last[ask.layer, expert] = ask.tick
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: LruState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """The time of last use."""
     return state.last[layer, expert]
 
@@ -38,9 +38,9 @@ class Lru(Policy):
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> LruState:
         """Nothing was ever used."""
-        return State(np.zeros((shape.layers, shape.experts)))
+        return LruState(np.zeros((shape.layers, shape.experts)))
 
 
 POLICY = Lru

@@ -13,7 +13,7 @@ from hotset.shape import ModelShape
 _ABOVE = 2.0**52  # lifts the protected segment above every probationary score
 
 
-class State(NamedTuple):
+class SlruState(NamedTuple):
     """When an expert entered its segment, which one it is in, and how often it was used."""
 
     since: Grid
@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: SlruState, table: Any, ask: Ask) -> None:
     """Promote what was hit, put what must be loaded on probation, then bring the protected segment to size."""
     layer, promoted = ask.layer, 0
     for i in range(len(ask.experts)):
@@ -38,7 +38,7 @@ def observe(state: State, table: Any, ask: Ask) -> None:
 
 
 @compiled
-def _demote(state: State, table: Any, ask: Ask) -> None:
+def _demote(state: SlruState, table: Any, ask: Ask) -> None:
     """The least recent protected experts go back on probation, to its most recent end."""
     group = table.group_of[ask.layer]
     first, last = table.bounds[group], table.bounds[group + 1]
@@ -59,7 +59,7 @@ def _demote(state: State, table: Any, ask: Ask) -> None:
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: SlruState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """Recency within the segment, protected above all; with the hint, uses decide among the probationary."""
     if state.protected[layer, expert]:
         return _ABOVE + state.since[layer, expert]
@@ -80,11 +80,11 @@ class Slru(Policy):
         """The protected segment is a share of the slots."""
         self.require(0 <= self.protected <= 1, "protected must be a share of the slots, 0 to 1")
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> SlruState:
         """Both segments are empty."""
         grid = (shape.layers, shape.experts)
         options = np.array([self.protected, float(self.hint)])
-        return State(np.zeros(grid), np.zeros(grid, np.bool_), np.zeros(grid), options)
+        return SlruState(np.zeros(grid), np.zeros(grid, np.bool_), np.zeros(grid), options)
 
 
 POLICY = Slru

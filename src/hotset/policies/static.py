@@ -11,21 +11,21 @@ from hotset.policies.base import Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
-class State(NamedTuple):
+class StaticState(NamedTuple):
     """The counts that rank the experts, and whether they still learn."""
 
     counts: Grid
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: StaticState, table: Any, ask: Ask) -> None:
     """Count on, so that a replay of one workload yields the set for the next."""
     for i in range(len(ask.experts)):
         state.counts[ask.layer, ask.experts[i]] += ask.counts[i]
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: StaticState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """The given count."""
     return state.counts[layer, expert]
 
@@ -39,9 +39,9 @@ class Static(Policy):
     score: ClassVar[Any] = staticmethod(score)
     admit: str = "free"
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> StaticState:
         """No counts are known yet."""
-        return State(np.zeros((shape.layers, shape.experts)))
+        return StaticState(np.zeros((shape.layers, shape.experts)))
 
 
 POLICY = Static

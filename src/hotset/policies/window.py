@@ -11,7 +11,7 @@ from hotset.policies.base import Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
-class State(NamedTuple):
+class WindowState(NamedTuple):
     """The running sums, and per layer a ring of the passes inside the window."""
 
     uses: Grid
@@ -21,7 +21,7 @@ class State(NamedTuple):
 
 
 @compiled
-def observe(state: State, table: Any, ask: Ask) -> None:
+def observe(state: WindowState, table: Any, ask: Ask) -> None:
     """Add this pass and drop the oldest ones until the window holds no more than its tokens."""
     layer, window = ask.layer, state.ring.shape[1]
     tokens = min(ask.tokens, window)
@@ -44,14 +44,14 @@ def observe(state: State, table: Any, ask: Ask) -> None:
 
 
 @compiled
-def _add(state: State, layer: int, entry: int, sign: float) -> None:
+def _add(state: WindowState, layer: int, entry: int, sign: float) -> None:
     """Add or take away one pass of the ring."""
     for expert in range(state.ring.shape[2]):
         state.uses[layer, expert] += sign * state.ring[layer, entry, expert]
 
 
 @compiled
-def score(state: State, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: WindowState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """Uses inside the window, to the nearest thousandth so that sums of shares compare equal."""
     return round(state.uses[layer, expert] * 1000.0)
 
@@ -69,9 +69,9 @@ class Window(Policy):
         """The window must hold something."""
         self.require(1 <= self.tokens <= 4096, "tokens must be 1 to 4096")
 
-    def start(self, shape: ModelShape) -> State:
+    def start(self, shape: ModelShape) -> WindowState:
         """An empty window."""
-        return State(
+        return WindowState(
             np.zeros((shape.layers, shape.experts)),
             np.zeros((shape.layers, self.tokens, shape.experts), np.float32),
             np.zeros((shape.layers, self.tokens)),

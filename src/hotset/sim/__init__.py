@@ -3,6 +3,7 @@
 from hotset.sim.curve import LruCurve, lru_curve
 from hotset.sim.link import Link
 from hotset.sim.rows import Row
-from hotset.sim.simulate import SWEEP, Result, Sweep, simulate
+from hotset.sim.simulate import Result, count_jobs, simulate
+from hotset.sim.sweep import Sweep
 
-__all__ = ["SWEEP", "Link", "LruCurve", "Result", "Row", "Sweep", "lru_curve", "simulate"]
+__all__ = ["Link", "LruCurve", "Result", "Row", "Sweep", "count_jobs", "lru_curve", "simulate"]

@@ -1,0 +1,121 @@
+"""The rows of a comparison as tables for people, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hotset.report.words import BOUND, expert_bytes, memory, percent, plural, printable, setting
+from hotset.shape import format_size
+
+if TYPE_CHECKING:
+    from hotset.sim import Result, Row
+
+LEGEND = (
+    "* best causal policy of its budget; belady knows the future and is the bound; gap closed: of the way "
+    "from lru to belady; a cycle: the experts that one token uses, layers x top_k"
+)
+
+
+class _Column(NamedTuple):
+    header: str
+    value: Callable[[Row], float | None]
+    write: Callable[[float], str]
+
+
+_COLUMNS = (
+    _Column("hit\nrate", lambda row: row.hit_rate, percent),
+    _Column("cold, same\nrequests", lambda row: row.cold_hit_rate, percent),
+    _Column("gap\nclosed", lambda row: row.gap_closed, lambda share: percent(share, 0)),
+    _Column("misses\n/token", lambda row: row.misses_per_token, lambda count: f"{count:,.2f}"),
+    _Column("bytes\n/token", lambda row: row.bytes_per_token, format_size),
+    _Column("evicted\n/token", lambda row: row.evictions / row.tokens, lambda count: f"{count:,.2f}"),
+    _Column("stall\nms/token", lambda row: _thousand(row.stall_s_per_token), lambda time: f"{time:,.2f}"),
+    _Column("tokens\n/s", lambda row: row.tokens_per_s, lambda speed: f"{speed:,.1f}"),
+)
+
+
+def comparison_tables(result: Result) -> list[Table]:
+    """One table per trace, phase and start, with a section per budget and the bound last in each."""
+    sizes = {rows[0].trace: expert_bytes(rows) for rows in _group(result.rows, lambda row: row.trace)}
+    groups = _group(result.rows, lambda row: (row.trace, row.phase, row.start, row.scope, row.streams))
+    tables = [_table(rows, sizes[rows[0].trace]) for rows in groups]
+    if tables:
+        tables[-1].caption = Text(f"\n{LEGEND}\n", style="dim")  # once is enough
+    for table in tables[1:]:
+        table.title = Text("\n").append_text(cast(Text, table.title))  # a line of air between tables
+    return tables
+
+
+def _group(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> list[list[Row]]:
+    groups: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.values())
+
+
+def _table(rows: list[Row], size: float | None) -> Table:
+    columns = [column for column in _COLUMNS if any(column.value(row) is not None for row in rows)]
+    table = Table(
+        title=Text(_title(rows[0]), style="bold"), title_justify="left", caption_justify="left",
+        box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False,
+    )  # fmt: skip
+    table.add_column("\nmemory", style="dim", no_wrap=True)
+    table.add_column("\npolicy", overflow="fold")
+    for column in columns:
+        table.add_column(column.header, justify="right", no_wrap=True)
+    for section in _group(rows, lambda row: (row.budget_slots, row.budget)):
+        _add_section(table, section, columns, size)
+    return table
+
+
+def _title(row: Row) -> str:
+    tokens = plural(row.tokens, "token")
+    if row.start == "warm":
+        tokens += " of requests not seen before"
+    return f"{printable(row.trace)}: {row.phase} from a {row.start} start\n{tokens}, {setting(row)}"
+
+
+def _add_section(table: Table, rows: list[Row], columns: Sequence[_Column], size: float | None) -> None:
+    """The budget is spelled out down the first column, beside its policies."""
+    ordered = sorted(rows, key=lambda row: row.policy == BOUND)
+    best = _best(rows)
+    for unit, row in zip_longest(memory(rows[0], size), ordered):
+        if row is None:
+            table.add_row(unit)
+        else:
+            cells = [_cell(column, row) for column in columns]
+            table.add_row(unit, _name(row, best), *cells, style=_style(row, best))
+    table.add_section()
+
+
+def _best(rows: list[Row]) -> float | None:
+    """The best causal hit rate; None where all are equal, for then none is best."""
+    rates = {row.hit_rate for row in rows if row.policy != BOUND}
+    return max(rates) if len(rates) > 1 else None
+
+
+def _name(row: Row, best: float | None) -> Text:
+    if row.policy == BOUND:
+        return Text(f"{BOUND} (bound)")
+    return Text(printable(row.policy) + (" *" if row.hit_rate == best else ""))
+
+
+def _style(row: Row, best: float | None) -> str:
+    if row.policy == BOUND:
+        return "italic cyan"
+    return "bold" if row.hit_rate == best else ""
+
+
+def _cell(column: _Column, row: Row) -> str:
+    value = column.value(row)
+    return "-" if value is None else column.write(value)
+
+
+def _thousand(value: float | None) -> float | None:
+    return None if value is None else 1000 * value

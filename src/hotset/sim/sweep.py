@@ -1,0 +1,110 @@
+"""What to compare: the policies, budgets and starts of a sweep, and what a person should know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from hotset.cache import Scope, SlotPlan
+from hotset.errors import BudgetError
+from hotset.policies import Admit, Policy, parse
+from hotset.shape import Budget
+from hotset.sim.link import Link
+from hotset.trace import Trace
+
+POLICIES = ("lru", "lfu", "lfru", "slru", "window", "decay", "layered", "static", "blend")
+"""The policies of a sweep that names none; belady is always there."""
+
+BUDGETS = ("5%", "10%", "25%", "40%", "50%")
+"""The budgets of a sweep that names none; those too small for a model are left out."""
+
+Start = Literal["cold", "warm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What to compare, and how."""
+
+    policies: Sequence[str] = POLICIES
+    budgets: Sequence[str] | None = None
+    scope: Scope = Scope.LAYER
+    streams: int = 1
+    mode: Literal["batch", "turns"] = "batch"
+    staging: int = 0
+    prefill: Admit = Admit.FREE
+    fit: float = 0.5  # share of requests that a warm start has seen
+    seed: int = 0
+    link: Link | None = None
+
+    def asked_for(self) -> list[Policy]:
+        """The named policies, once each, and the bound."""
+        return _once([parse(spec) for spec in (*self.policies, "belady")])
+
+    def replayed(self) -> list[Policy]:
+        """These and the baseline, which every figure is read against."""
+        return _once([*self.asked_for(), parse("lru")])
+
+
+class Job(NamedTuple):
+    """One replay of a sweep."""
+
+    policy: Policy
+    budget: Budget
+    plan: SlotPlan
+    start: Start
+
+
+def jobs(trace: Trace, sweep: Sweep) -> list[Job]:
+    """All replays that a sweep needs on one trace."""
+    starts: list[Start] = ["cold", "warm"] if has_warm_rows(trace, sweep) else ["cold"]
+    return [
+        Job(policy, budget, plan, start)
+        for start in starts
+        for budget, plan in plans(trace, sweep)
+        for policy in sweep.replayed()
+        if not (policy.name == "static" and start == "cold")  # a fixed set needs a past
+    ]
+
+
+def plans(trace: Trace, sweep: Sweep) -> list[tuple[Budget, SlotPlan]]:
+    """The slots that each budget buys; a default budget that cannot work is skipped, a named one refused."""
+    found = []
+    for text in sweep.budgets or BUDGETS:
+        budget = Budget.parse(text)
+        try:
+            found.append((budget, _plan(trace, sweep, budget)))
+        except BudgetError:
+            if sweep.budgets:
+                raise
+    if not found:
+        raise BudgetError("every default budget is too small for one event of this model: name one with --budget")
+    return found
+
+
+def has_warm_rows(trace: Trace, sweep: Sweep) -> bool:
+    """Whether there are requests to learn from and others to judge on."""
+    return trace.requests > 1 and 0 < sweep.fit < 1
+
+
+def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
+    """What to know before reading the rows of this trace."""
+    lines: list[str] = []
+    asked = sweep.asked_for()
+    for _, plan in plans(trace, sweep):
+        lines.extend(f"{name}: {warning}" for policy in asked if (warning := plan.warning(policy.name)))
+    if any(policy.name == "static" for policy in asked):
+        lines.append(f"{name}: static needs counts of earlier requests, so it has warm rows only")
+    if trace.requests < 2:
+        lines.append(f"{name}: one request cannot be split to fit and judge, so there are no warm rows")
+    return lines
+
+
+def _plan(trace: Trace, sweep: Sweep, budget: Budget) -> SlotPlan:
+    """Bytes pay for the staging, too; a share or a number of slots speaks of the cache alone."""
+    beside = 0 if budget.size_bytes is not None else sweep.staging
+    return SlotPlan(trace.shape, budget.slots_for(trace.shape) + beside, sweep.scope, sweep.staging)
+
+
+def _once(policies: list[Policy]) -> list[Policy]:
+    return list({policy.spec: policy for policy in policies}.values())

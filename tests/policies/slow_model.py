@@ -1,0 +1,354 @@
+"""The contract of the cache in plain Python: sets and dicts, no cleverness, as slow as it likes.
+
+Written from the words of the contract and not from the compiled code, so that the two can be held against each other.
+An expert is a tuple (layer, expert). A score is anything that compares: the lowest leaves.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+from hotset.trace import Phase
+
+HALF_LIVES_TOKENS = (1, 3, 8, 24, 72, 240)
+
+
+@dataclass
+class Outcome:
+    """What serving one event did."""
+
+    hits: int
+    kept: set
+    staged: set
+    evicted: list  # in the order in which they left
+
+
+class SlowCache:
+    """Who is resident, event by event."""
+
+    def __init__(self, shape, slots, scope, policy, prefill="free"):
+        self.shape, self.slots, self.scope = shape, slots, scope
+        self.policy, self.prefill = policy, prefill
+        self.resident, self.pinned = set(), set()
+        self.last_use = defaultdict(int)
+        self.passes = defaultdict(int)
+        self.tick = 0
+
+    def serve(self, event):
+        """Serve one event as a whole."""
+        self.tick += 1
+        self.passes[event.layer] += 1
+        asked = [(event.layer, expert) for expert in event.experts]
+        for key in asked:
+            self.last_use[key] = self.tick
+        missing = [key for key in asked if key not in self.resident]
+        self.policy.observe(self, event)
+        admission = self.policy.admission if event.phase == Phase.DECODE else self.prefill
+        kept, evicted = self._seat(event, missing, admission)
+        return Outcome(len(asked) - len(missing), kept, set(missing) - kept, evicted)
+
+    def _seat(self, event, missing, admission):
+        kept, evicted = set(), []
+        by_score = sorted(sorted(missing), key=lambda key: self.score(event, key), reverse=True)
+        for key in by_score:
+            if self.members(event.layer) >= self.size(event.layer):
+                victim = self._victim(event, key, admission)
+                if victim is None:
+                    break
+                self.resident.remove(victim)
+                evicted.append(victim)
+            self.resident.add(key)
+            kept.add(key)
+        return kept, evicted
+
+    def _victim(self, event, newcomer, admission):
+        """Whom the newcomer replaces, or nobody."""
+        leaving = [key for key in self.resident if self.may_leave(event, key, admission)]
+        if admission == "free" or not leaving:
+            return None
+        weakest = min(leaving, key=lambda key: (self.score(event, key), self.last_use[key], key))
+        new, old = self.score(event, newcomer), self.score(event, weakest)
+        refused = {"always": False, "score": new < old, "late": new <= old}[admission]
+        return None if refused else weakest
+
+    def may_leave(self, event, key, admission):
+        """Pins stay, the event's own stay (unless all is decided late), and floors hold against other layers."""
+        layer, expert = key
+        if self.group(layer) != self.group(event.layer) or key in self.pinned:
+            return False
+        if layer == event.layer:
+            return admission == "late" or expert not in event.experts
+        return sum(key[0] == layer for key in self.resident) > self.floor()
+
+    def score(self, event, key):
+        """What the policy thinks of an expert now."""
+        return self.policy.score(self, event, key)
+
+    def group(self, layer):
+        """The slots that this layer may use: its own, or everybody's."""
+        return layer if self.scope == "layer" else 0
+
+    def members(self, layer):
+        """How many slots of the layer's group are taken."""
+        return sum(self.group(key[0]) == self.group(layer) for key in self.resident)
+
+    def size(self, layer):
+        """How many slots the layer's group has."""
+        slots = min(self.slots, self.shape.total_experts)
+        if self.scope == "pool":
+            return slots
+        return slots // self.shape.layers + (layer < slots % self.shape.layers)
+
+    def floor(self):
+        """The residents of a layer that no other layer can take away."""
+        floor = self.shape.top_k + 1
+        fits = self.shape.layers * floor <= min(self.slots, self.shape.total_experts)
+        return floor if fits and self.policy.admission != "late" else 0
+
+
+@dataclass
+class SlowPolicy:
+    """Counts and times that several policies share."""
+
+    admission: str = "always"
+    uses: dict = field(default_factory=lambda: defaultdict(int))
+    last_pass: dict = field(default_factory=lambda: defaultdict(int))
+
+    def observe(self, cache, event):
+        """Count tokens, and note the time in passes of the layer."""
+        for expert, count in zip(event.experts, event.counts, strict=True):
+            self.uses[event.layer, expert] += count
+            self.last_pass[event.layer, expert] = cache.passes[event.layer]
+
+    def age_passes(self, cache, key):
+        """Passes of its layer since the last use."""
+        return cache.passes[key[0]] - self.last_pass[key]
+
+
+class SlowLru(SlowPolicy):
+    def score(self, cache, event, key):
+        return cache.last_use[key]
+
+
+class SlowLfu(SlowPolicy):
+    def score(self, cache, event, key):
+        return self.uses[key]
+
+
+class SlowLfuForgets(SlowLfu):
+    """Counts do not survive eviction."""
+
+    def observe(self, cache, event):
+        for expert in event.experts:
+            if (event.layer, expert) not in cache.resident:
+                self.uses[event.layer, expert] = 0
+        super().observe(cache, event)
+
+
+class SlowLfru(SlowPolicy):
+    def score(self, cache, event, key):
+        return self.uses[key] / (self.age_passes(cache, key) + 1)
+
+
+class SlowLayered(SlowPolicy):
+    def score(self, cache, event, key):
+        layers = cache.shape.layers
+        turns = (key[0] - event.layer - 1) % layers
+        return -self.age_passes(cache, key) - turns / layers
+
+
+@dataclass
+class SlowDecay(SlowPolicy):
+    """Every use is remembered with its pass, and all are weighed afresh each time."""
+
+    half_life_passes: float = 16.0
+    history: dict = field(default_factory=lambda: defaultdict(list))
+
+    def observe(self, cache, event):
+        for expert, count in zip(event.experts, event.counts, strict=True):
+            self.history[event.layer, expert].append((cache.passes[event.layer], count))
+
+    def score(self, cache, event, key):
+        now = cache.passes[key[0]]
+        total = sum(count * 0.5 ** ((now - then) / self.half_life_passes) for then, count in self.history[key])
+        return math.log2(total) if total > 0 else -math.inf
+
+
+@dataclass
+class SlowWindow(SlowPolicy):
+    """The passes inside the window, as a list per layer."""
+
+    tokens: int = 64
+    held: dict = field(default_factory=lambda: defaultdict(list))
+
+    def observe(self, cache, event):
+        held = self.held[event.layer]
+        share = Fraction(min(event.tokens, self.tokens), event.tokens)
+        uses = {e: n * share for e, n in zip(event.experts, event.counts, strict=True)}
+        new_tokens = min(event.tokens, self.tokens)
+        while held and sum(tokens for tokens, _ in held) + new_tokens > self.tokens:
+            held.pop(0)
+        held.append((new_tokens, uses))
+
+    def score(self, cache, event, key):
+        return sum(uses.get(key[1], 0) for _, uses in self.held[key[0]])
+
+
+@dataclass
+class SlowSlru(SlowPolicy):
+    """Two segments; `since` is the time of entry, or of the last use in there."""
+
+    share: float = 0.75
+    hint: bool = False
+    since: dict = field(default_factory=lambda: defaultdict(int))
+    protected: set = field(default_factory=set)
+
+    def observe(self, cache, event):
+        for expert, count in zip(event.experts, event.counts, strict=True):
+            key = (event.layer, expert)
+            self.since[key] = cache.tick
+            self.uses[key] += count
+            if key in cache.resident:
+                self.protected.add(key)
+            else:
+                self.protected.discard(key)
+        self._demote(cache, event.layer)
+
+    def _demote(self, cache, layer):
+        group = cache.group(layer)
+        held = {k for k in self.protected if k in cache.resident and cache.group(k[0]) == group}
+        while len(held) > int(self.share * cache.size(layer)):
+            oldest = min(held, key=lambda key: (self.since[key], self.tie(key)))
+            held.remove(oldest)
+            self.protected.remove(oldest)
+            self.since[oldest] = cache.tick
+
+    def tie(self, key):
+        """Who goes first of those that became protected by the same event."""
+        return key
+
+    def score(self, cache, event, key):
+        if key in self.protected:
+            return (1, self.since[key])
+        return (0, self.uses[key] if self.hint else self.since[key])
+
+
+@dataclass
+class SlowBelady(SlowPolicy):
+    """Looks the future up, event by event."""
+
+    events: list = field(default_factory=list)
+
+    def score(self, cache, event, key):
+        for number in range(cache.tick, len(self.events)):  # the running event is number tick - 1
+            later = self.events[number]
+            if later.layer == key[0] and key[1] in later.experts:
+                return -number
+        return -math.inf
+
+
+class SlowBlend(SlowPolicy):
+    """The formulas of the module, one layer at a time, in float64."""
+
+    def __init__(self, shape, *, transitions, admission="score"):
+        super().__init__(admission)
+        self.transitions, self.experts = transitions, shape.experts
+        self.shared = np.array([1.0] * 7 + [0.0, 0.0, -4.0])
+        self.shared_energy = np.full(10, 1e-3)
+        self.layers = [_BlendLayer(shape.experts) for _ in range(shape.layers)]
+
+    def observe(self, cache, event):
+        layer = self.layers[event.layer]
+        used = np.zeros(self.experts)
+        if event.phase == Phase.DECODE:
+            used[list(event.experts)] = 1.0
+            if layer.seen_tokens > 0:
+                self._learn(layer, used)
+            layer.age(used, 1)
+            if self.transitions:
+                layer.follow(event.experts)
+        else:
+            used[list(event.experts)] = np.array(event.counts) / event.tokens
+            layer.age(used, event.tokens)
+            layer.previous = ()
+        layer.look_ahead(self.shared)
+
+    def _learn(self, layer, used):
+        surprise = used - logistic(layer.value)
+        gradient = layer.features @ surprise / self.experts
+        self.shared_energy += gradient**2
+        layer.energy += gradient**2
+        self.shared += 0.05 * gradient / np.sqrt(self.shared_energy)
+        layer.own += 0.05 * gradient / np.sqrt(layer.energy)
+
+    def score(self, cache, event, key):
+        return self.layers[key[0]].value[key[1]]
+
+
+class _BlendLayer:
+    """What blend knows of one layer."""
+
+    def __init__(self, experts):
+        self.seen_tokens = 0
+        self.rates = np.zeros((7, experts))
+        self.features = np.zeros((10, experts))
+        self.features[9] = 1.0
+        self.value = np.full(experts, -4.0)
+        self.own, self.energy = np.zeros(10), np.full(10, 1e-3)
+        self.follows, self.followed = np.zeros((experts, experts)), np.zeros(experts)
+        self.previous = ()
+
+    def age(self, used, tokens):
+        self.seen_tokens += tokens
+        fresh = [1 - 0.5 ** (tokens / half_life) for half_life in HALF_LIVES_TOKENS]
+        fresh.append(tokens / self.seen_tokens)
+        self.rates += np.array(fresh)[:, None] * (used - self.rates)
+
+    def follow(self, experts):
+        for before in self.previous:
+            self.followed[before] += 1
+            self.follows[before, list(experts)] += 1
+        self.previous = experts
+
+    def look_ahead(self, shared):
+        self.features[:7] = np.sqrt(self.rates)
+        self.features[7:9] = 0.0
+        if self.previous:
+            usual = self.rates[6] + 1e-3
+            rows = list(self.previous)
+            chance = (self.follows[rows] + 4 * usual) / (self.followed[rows] + 4)[:, None]
+            self.features[7] = np.sqrt(chance.mean(axis=0))
+            self.features[8] = ((chance - usual) / (chance + usual)).sum(axis=0)
+        # One feature after the other, so that experts with the same past get the same bits and ties stay ties.
+        self.value = sum(weight * row for weight, row in zip(shared + self.own, self.features, strict=True))
+
+
+def logistic(x):
+    """1 / (1 + exp(-x)), with exp(-|x|) as the 256th power of 1 - |x| / 256."""
+    power = (1 - np.minimum(np.abs(x), 24) / 256) ** 256
+    small = power / (1 + power)
+    return np.where(x > 0, 1 - small, small)
+
+
+def slow_policy(policy, shape, events):
+    """The slow twin of a policy of hotset."""
+    admission = policy.admission.name.lower()
+    plain = {"lru": SlowLru, "lfru": SlowLfru, "layered": SlowLayered, "static": SlowLfu}
+    if policy.name in plain:
+        return plain[policy.name](admission)
+    if policy.name == "lfu":
+        return SlowLfu(admission) if policy.history else SlowLfuForgets(admission)
+    if policy.name == "decay":
+        return SlowDecay(admission, half_life_passes=policy.half_life)
+    if policy.name == "window":
+        return SlowWindow(admission, tokens=policy.tokens)
+    if policy.name == "slru":
+        return SlowSlru(admission, share=policy.protected, hint=policy.hint)
+    if policy.name == "belady":
+        return SlowBelady("late" if policy.bypass else admission, events=list(events))
+    if policy.name == "blend":
+        return SlowBlend(shape, transitions=policy.transitions != "off", admission=admission)
+    raise LookupError(f"{policy.name} has no slow twin yet: write one beside the others")

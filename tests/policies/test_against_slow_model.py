@@ -1,0 +1,145 @@
+"""The compiled cache and the plain one do the same, event for event: hits, loads, victims, residents."""
+
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+from event_samples import make_events, random_budget, random_events, random_shape, workloads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_model import SlowCache, SlowSlru, slow_policy
+
+from hotset.cache import Controller, Scope, SlotPlan
+from hotset.policies import Admit, names, parse
+
+OPTIONS = [
+    "blend:transitions=off",
+    "blend:transitions=on",
+    "blend:admit=always",
+    "belady:bypass=off",
+    "decay:half_life=2",
+    "lfu:history=off",
+    "slru:hint=on",
+    "slru:protected=0.34",
+    "window:tokens=5",
+    *(f"{name}:admit={rule}" for name in ("lru", "lfu", "decay", "layered") for rule in ("score", "late", "free")),
+]
+SPECS = [*names(), *OPTIONS]
+SCOPES = [Scope.LAYER, Scope.POOL]
+PREFILL = [Admit.FREE, Admit.FREE, Admit.ALWAYS, Admit.SCORE]
+
+CLOSE = 1e-9  # scores nearer than this may be ordered either way: the two models add in another order
+
+
+class Pair:
+    """One workload served by both."""
+
+    def __init__(self, spec, events, slots, scope, prefill=Admit.FREE):
+        self.events, policy = events, parse(spec)
+        self.fast = Controller(SlotPlan(events.shape, slots, scope), policy, prefill=prefill)
+        twin = slow_policy(policy, events.shape, events)
+        self.slow = SlowCache(events.shape, slots, str(scope), twin, prefill.name.lower())
+        self.slot_of = {}
+        if isinstance(twin, SlowSlru):
+            twin.tie = lambda key: self.slot_of.get(key, -1)  # see test_equals_are_demoted_by_expert_not_by_slot
+
+    def pin(self, keys):
+        """Pin the same experts in both."""
+        self.fast.pin(keys)
+        self.slow.pinned |= set(keys)
+        self.slow.resident |= set(keys)
+        self.slot_of.update((key, int(self.fast.table.slot_of[key])) for key in keys)
+
+    def compare(self):
+        """Walk through the workload; returns whether it went to its end, and not to a tie within rounding."""
+        replayed = self.fast.replay(self.events, log=True)
+        log = iter(replayed.log.tolist())
+        for event, misses in zip(self.events, replayed.misses.tolist(), strict=True):
+            expected = self.slow.serve(event)
+            rows = [next(log) for _ in range(misses)]
+            if _outcome(len(event.experts) - misses, rows) != _expected(expected):
+                assert self._close_call(event), f"{event}: {rows} instead of {expected}"
+                return False
+            self._follow(rows)
+            assert self.slow.resident == set(self.slot_of)
+        assert set(self.fast.residents()) == self.slow.resident
+        return True
+
+    def _follow(self, rows):
+        for layer, expert, slot, left_layer, left_expert in rows:
+            if left_expert >= 0:
+                del self.slot_of[left_layer, left_expert]
+            if slot >= 0:
+                self.slot_of[layer, expert] = slot
+
+    def _close_call(self, event):
+        """Whether two scores that could have been compared are equal but for rounding."""
+        if self.fast.policy.name not in ("blend", "decay"):
+            return False
+        keys = self.slow.resident | {(event.layer, expert) for expert in event.experts}
+        scores = sorted(self.slow.score(event, key) for key in keys)
+        return any(high - low < CLOSE for low, high in zip(scores, scores[1:], strict=False))
+
+
+def _outcome(hits, rows):
+    kept = Counter((layer, expert) for layer, expert, slot, _, _ in rows if slot >= 0)
+    staged = Counter((layer, expert) for layer, expert, slot, _, _ in rows if slot < 0)
+    return hits, kept, staged, [(layer, expert) for *_, layer, expert in rows if expert >= 0]
+
+
+def _expected(outcome):
+    return outcome.hits, Counter(outcome.kept), Counter(outcome.staged), outcome.evicted
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_random_workloads(spec):
+    rng = np.random.default_rng(7)
+    finished = []
+    for _, scope in product(range(25), SCOPES):
+        shape = random_shape(rng)
+        events = random_events(rng, shape, int(rng.integers(5, 60)), prefill=rng.choice([0.0, 0.3]))
+        prefill = PREFILL[rng.integers(len(PREFILL))]
+        finished.append(Pair(spec, events, random_budget(rng, shape), scope, prefill).compare())
+    assert np.mean(finished) > 0.9
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_any_workload(spec):
+    @settings(max_examples=25, deadline=None)
+    @given(workload=workloads(), scope=st.sampled_from(SCOPES), prefill=st.sampled_from(PREFILL))
+    def check(workload, scope, prefill):
+        Pair(spec, *workload, scope, prefill).compare()
+
+    check()
+
+
+@pytest.mark.parametrize("spec", ["lru", "lfu:admit=score", "lru:admit=late", "slru", "belady"])
+def test_random_workloads_with_pins(spec):
+    rng = np.random.default_rng(5)
+    for _, scope in product(range(15), SCOPES):
+        shape = random_shape(rng)
+        least = shape.top_k + 1 if scope is Scope.POOL else shape.layers * (shape.top_k + 1)
+        pair = Pair(spec, random_events(rng, shape, 40), int(rng.integers(least, shape.total_experts + 1)), scope)
+        pair.pin([(int(rng.integers(shape.layers)), int(rng.integers(shape.experts)))])
+        assert pair.compare()
+
+
+@pytest.mark.parametrize("transitions", ["on", "off"])
+def test_blend_scores_to_the_ninth_digit(transitions):
+    rng = np.random.default_rng(11)
+    for _ in range(8):
+        shape = random_shape(rng)
+        events = random_events(rng, shape, 150)
+        pair = Pair(f"blend:transitions={transitions}", events, random_budget(rng, shape), Scope.LAYER)
+        pair.fast.replay(events)
+        for event in events:
+            pair.slow.policy.observe(pair.slow, event)
+        expected = np.array([layer.value for layer in pair.slow.policy.layers])
+        np.testing.assert_allclose(pair.fast.state.value[:, : shape.experts], expected, rtol=0, atol=CLOSE)
+
+
+def test_every_policy_has_a_slow_twin():
+    shape = random_shape(np.random.default_rng(0))
+    events = make_events(shape, [])
+    assert all(slow_policy(parse(name), shape, events) for name in names())

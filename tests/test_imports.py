@@ -1,0 +1,93 @@
+"""Dependencies point one way, and importing hotset costs next to nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hotset
+
+PACKAGE = Path(hotset.__file__).parent
+
+# A room may import from the rooms named, and from itself.
+ALLOWED = {
+    "_version": set(),
+    "errors": set(),
+    "files": {"errors"},
+    "shape": {"errors"},
+    "trace": {"shape", "files", "errors"},
+    "policies": {"trace", "shape", "errors"},
+    "cache": {"policies", "trace", "shape", "errors"},
+    "sim": {"cache", "policies", "trace", "shape", "errors"},
+    "report": {"sim", "cache", "trace", "shape", "files", "errors"},
+    "cli": {"report", "sim", "cache", "policies", "trace", "shape", "files", "errors", "_version"},
+}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    named = {module.split(".")[1] for module in modules if module.startswith("hotset.")}
+    if any(module == "hotset" for module in modules):
+        named.add("")
+    return named
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_dependencies_point_one_way(path: Path) -> None:
+    if path == PACKAGE / "__init__.py":
+        return  # the door to all rooms, opened lazily
+    room = room_of(path)
+    assert room in ALLOWED, f"{room} is a new room: say in this test what it may import"
+    assert imported_rooms(path) - {room} <= ALLOWED[room]
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+def test_import_loads_nothing_heavy() -> None:
+    heavy = "['torch', 'transformers', 'numba', 'numpy', 'matplotlib', 'rich', 'typer', 'safetensors']"
+    found = run(f"import sys, hotset; print([m for m in {heavy} if m in sys.modules])").stdout
+    assert found.strip() == "[]"
+
+
+def test_help_compiles_nothing() -> None:
+    code = (
+        "import sys; sys.argv = ['hotset', '--help']\n"
+        "from hotset.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('numba', 'numpy', 'torch') if m in sys.modules])"
+    )
+    assert run(code).stdout.strip().endswith("[]")
+
+
+def seconds(code: str) -> float:
+    def once() -> float:
+        began = time.perf_counter()
+        run(code)
+        return time.perf_counter() - began
+
+    return min(once() for _ in range(7))
+
+
+def test_import_is_fast() -> None:
+    assert seconds("import hotset") - seconds("pass") < 0.15
+
+
+def test_every_public_name_resolves() -> None:
+    for name in hotset.__all__:
+        assert getattr(hotset, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        hotset.nonsense  # noqa: B018
