@@ -17,6 +17,7 @@ PACKAGE = Path(hotset.__file__).parent
 # A room may import from the rooms named, and from itself.
 ALLOWED = {
     "_version": set(),
+    "__main__": {"cli"},
     "errors": set(),
     "files": {"errors"},
     "shape": {"errors"},

@@ -42,6 +42,14 @@ def test_equal_ages_leave_by_number():
     assert replay_one_layer("lru", [[1, 3, 5], [0], [2]], 3, top_k=3) == ([3, 1, 1], [1, 3])
 
 
+def test_equals_that_were_never_used_leave_by_layer_and_number():
+    shape = ModelShape(2, 4, 1)
+    controller = Controller(SlotPlan(shape, 3, Scope.POOL), parse("lru"))
+    controller.preload(np.array([[0, 0, 1, 0], [2, 3, 0, 0]]))  # seated as (1, 1), (1, 0), (0, 2)
+    log = controller.replay(decode(shape, [(0, [0]), (0, [1]), (0, [3])]), log=True).log
+    assert log[:, 3:].tolist() == [[0, 2], [1, 0], [1, 1]]
+
+
 def test_an_event_wider_than_the_cache_is_staged():
     events = one_layer(6, 1, [[0, 1, 2, 3], [0, 1, 2, 3]])
     controller = Controller(SlotPlan(events.shape, 2), parse("lru"))
@@ -59,8 +67,9 @@ ON_OFF = [[0], [0], [1], [2], [1], [2], [0]]
 
 
 def test_lfu_remembers_the_evicted():
-    # 2 replaces 1 (1 use against 2). 1 returns with 2 uses and replaces 2. 2 returns with 2 uses; 0 and 1 have 2 as well,
-    # and 0 was used longer ago. So 0 is gone when it is asked for; it has 3 uses now and replaces 1, older than 2.
+    # 2 replaces 1 (1 use against 2). 1 returns with 2 uses and replaces 2. 2 returns with 2 uses; 0 and 1 have
+    # 2 as well, and 0 was used longer ago. So 0 is gone when it is asked for; it has 3 uses now and
+    # replaces 1, older than 2.
     assert replay_one_layer("lfu", ON_OFF, 2) == ([1, 0, 1, 1, 1, 1, 1], [1, 2, 0, 1])
 
 
@@ -71,7 +80,8 @@ def test_lfu_without_history_forgets_the_evicted():
 
 def test_lfu_counts_tokens():
     shape = ModelShape(1, 4, 1)
-    rows = [(0, {0: 1}, 1, Phase.DECODE), (0, {1: 3}, 3, Phase.DECODE), (0, {0: 1}, 1, Phase.DECODE), (0, {2: 1}, 1, Phase.DECODE)]
+    asked = [({0: 1}, 1), ({1: 3}, 3), ({0: 1}, 1), ({2: 1}, 1)]
+    rows = [(0, counts, tokens, Phase.DECODE) for counts, tokens in asked]
     # 0 was used in two events, 1 in one, but by three tokens: 0 leaves.
     assert replay("lfu", make_events(shape, rows), 2) == ([1, 1, 0, 1], [(0, 0)])
 
@@ -172,16 +182,16 @@ def test_a_pool_below_one_cycle_gets_nothing_from_lru():
 
 
 def test_layered_avoids_the_cliff():
-    # Everybody is equally stale, so the one whose layer's turn is furthest leaves: layer 1 when 2 comes, 0 when 1 comes,
-    # 2 when 0 comes. From the second token on every other expert is hit.
+    # Everybody is equally stale, so the one whose layer's turn is furthest leaves: layer 1 when 2 comes, 0 when 1
+    # comes, 2 when 0 comes. From the second token on every other expert is hit.
     misses, left = replay("layered", sweep(3, 4), 2, Scope.POOL)
     assert misses == [1, 1, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0]
     assert [layer for layer, _ in left] == [1, 0, 2, 1, 0]
 
 
 def test_a_sweep_freezes_when_equals_are_refused():
-    # lfu lets equals replace each other, and so sweeps itself out like lru. Deciding late keeps whom it has: the first two
-    # layers are frozen in, and hit from then on.
+    # lfu lets equals replace each other, and so sweeps itself out like lru. Deciding late keeps whom it has: the first
+    # two layers are frozen in, and hit from then on.
     assert replay("lfu", sweep(3, 3), 2, Scope.POOL)[0] == [1] * 9
     assert replay("lfu:admit=late", sweep(3, 3), 2, Scope.POOL) == ([1, 1, 1, 0, 0, 1, 0, 0, 1], [])
 
@@ -197,8 +207,8 @@ def test_layered_is_lru_when_slots_belong_to_layers():
 
 
 def test_a_floor_holds_against_other_layers_only():
-    # 2 layers x (1 + 1) fit in 4 slots, so each layer has a floor of 2. Layer 0 takes all four; layer 1 takes two of them
-    # back (oldest first), then layer 0 is at its floor and layer 1 must replace its own.
+    # 2 layers x (1 + 1) fit in 4 slots, so each layer has a floor of 2. Layer 0 takes all four; layer 1 takes two
+    # of them back (oldest first), then layer 0 is at its floor and layer 1 must replace its own.
     shape = ModelShape(2, 4, 1)
     rows = [(0, [0]), (0, [1]), (0, [2]), (0, [3]), (1, [0]), (1, [1]), (1, [2]), (0, [0])]
     assert replay("lru", decode(shape, rows), 4, Scope.POOL)[1] == [(0, 0), (0, 1), (1, 0), (0, 2)]

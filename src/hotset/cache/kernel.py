@@ -43,7 +43,8 @@ class Kernels(NamedTuple):
 def look_up(table: Table, ask: Ask) -> int:
     """Protect the event's experts, count hits, and list what is missing; return how many are."""
     missing = 0
-    for expert in ask.experts:
+    for i in range(len(ask.experts)):
+        expert = np.uintp(ask.experts[i])  # unsigned: an index that cannot count from the end is cheaper
         table.last[ask.layer, expert] = max(table.last[ask.layer, expert], ask.tick)
         if table.slot_of[ask.layer, expert] < 0:
             table.loads[missing, 0] = expert
@@ -92,34 +93,35 @@ def weakest(table: Table, state: Any, ask: Ask, late: bool) -> int:
 
 def weakest_of_layer(table: Table, state: Any, ask: Ask, bar: int) -> int:
     """Among few slots, without short cuts: who is weakest is random to a processor, and its wrong guesses are dear."""
-    layer = ask.layer
-    found, lowest, oldest, first = -1, np.inf, FOREVER, 0
+    layer, experts = ask.layer, table.last.shape[1]
+    found, lowest, first = -1, np.inf, FOREVER
     for slot in range(table.bounds[layer], table.bounds[layer + 1]):
         expert = table.expert_in[slot]
-        age = table.last[layer, expert]
+        age = table.last[layer, np.uintp(expert)]
+        turn = age * experts + expert  # who goes first among equals: the older, then the lower
         value = score(state, table, ask, layer, expert)
-        older = (age < oldest) | ((age == oldest) & (expert < first))
-        weaker = (age < bar) & ((value < lowest) | ((value == lowest) & older))
+        weaker = (age < bar) & ((value < lowest) | ((value == lowest) & (turn < first)))
         found = slot if weaker else found
         lowest = value if weaker else lowest
-        oldest = age if weaker else oldest
-        first = expert if weaker else first
+        first = turn if weaker else first
     return found
 
 
 def weakest_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
     """Among many slots, with short cuts: nearly all of them score higher than the weakest so far."""
-    found, lowest, oldest, first = -1, np.inf, FOREVER, 0
+    experts = table.last.shape[1]
+    found, lowest, first = -1, np.inf, FOREVER
     for slot in range(table.bounds[1]):
         layer, expert = table.layer_in[slot], table.expert_in[slot]
         value = score(state, table, ask, layer, expert)
         if value > lowest:
             continue
-        age, key = table.last[layer, expert], layer * table.last.shape[1] + expert
+        age = table.last[layer, expert]
         if age >= bar or (layer != ask.layer and table.resident[layer] <= table.floor[layer]):
             continue
-        if value < lowest or age < oldest or (age == oldest and key < first):
-            found, lowest, oldest, first = slot, value, age, key
+        turn = (age * table.last.shape[0] + layer) * experts + expert
+        if value < lowest or turn < first:
+            found, lowest, first = slot, value, turn
     return found
 
 

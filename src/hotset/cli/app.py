@@ -32,15 +32,19 @@ def version(as_json: JsonFlag = False) -> None:
     emit({"version": __version__}, as_json, f"hotset {__version__}")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        emit({}, False, f"hotset {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True)
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    if show_version:
-        emit({}, False, f"hotset {__version__}")
-        raise typer.Exit
+    pass
 
 
 def main() -> None:

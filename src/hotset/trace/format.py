@@ -53,7 +53,7 @@ def load_trace(path: Path) -> Trace:
     except FileNotFoundError:
         raise TraceError(f"no such trace: {path}") from None
     except (SafetensorError, OSError) as error:
-        raise TraceError(f"{path} is not a trace file, or it is damaged: {error}") from error
+        raise TraceError(f"{path} is not a trace file, or it is damaged ({error}): copy or record it again") from error
     except TraceError as error:
         raise _named(error, path) from None
 
