@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from common import publish
 
 from hotset.cache import Controller, Scope, SlotPlan
 from hotset.policies import names, parse
 from hotset.shape import ModelShape
 from hotset.trace.events import EventTable
 from hotset.trace.synth import SynthConfig, synthesise
+
+from common import publish
 
 SHAPE = ModelShape(layers=48, experts=128, top_k=8)
 ROUNDS = 5

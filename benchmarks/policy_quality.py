@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from common import gpt_oss, publish
-
 from hotset.sim import Row, Sweep, simulate
 from hotset.sim.sweep import POLICIES
 from hotset.trace import Trace
+
+from common import gpt_oss, publish
 
 BUDGETS = ("12.5%", "25%", "50%")
 EXTRA = ("slru:hint=on", "decay:half_life=8", "blend:transitions=off", "blend:admit=always", "belady:bypass=off")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import best_of, large_trace, publish
 
 from hotset.cache import Controller, Scope, SlotPlan
 from hotset.policies import names, parse
@@ -15,23 +14,22 @@ from hotset.sim import lru_curve
 from hotset.trace import Trace
 from hotset.trace.events import EventTable
 
+from common import best_of, large_trace, publish
+
 REPEATS = 5
 FRACTIONS = (0.125, 0.25, 0.5)
 
 
-def hotset_rates(events: EventTable, scope: Scope) -> dict[str, dict[str, float]]:
+def hotset_rates(events: EventTable) -> dict[str, dict[str, float]]:
     """Accesses per second, in millions, of every policy at every size, on one core."""
-    rates: dict[str, dict[str, float]] = {}
-    for name in names():
-        rates[name] = {}
-        for fraction in FRACTIONS:
-            plan = SlotPlan(events.shape, int(fraction * events.shape.total_experts), scope)
-            replay(plan, name, events)  # compile
-            seconds = best_of(
-                1 if name == "blend" and scope is Scope.POOL else REPEATS, lambda: replay(plan, name, events)
-            )  # noqa: B023
-            rates[name][f"{fraction:g}"] = round(events.accesses / seconds / 1e6, 1)
-    return rates
+    return {name: {f"{share:g}": rate(events, name, share) for share in FRACTIONS} for name in names()}
+
+
+def rate(events: EventTable, policy: str, share: float) -> float:
+    """Million accesses per second of one policy at one size."""
+    plan = SlotPlan(events.shape, int(share * events.shape.total_experts))
+    replay(plan, policy, events)  # compile
+    return round(events.accesses / best_of(REPEATS, lambda: replay(plan, policy, events)) / 1e6, 1)
 
 
 def replay(plan: SlotPlan, policy: str, events: EventTable) -> Any:
@@ -74,7 +72,7 @@ def main() -> None:
         "accesses": events.accesses,
         "events": len(events),
         "unit": "million accesses per second, one core, after compilation, best of runs, by share of experts resident",
-        "layer_scope": hotset_rates(events, Scope.LAYER),
+        "layer_scope": hotset_rates(events),
         "libcachesim_lru": libcachesim_rates(events),
         "lru_all_sizes_s": {
             "layer": round(best_of(REPEATS, lambda: lru_curve(events)), 3),

@@ -81,11 +81,15 @@ class Budget:
             return cls(size_bytes=parse_size(word))
         raise BudgetError(f'cannot read the budget "{text}": write a size ("8GiB"), a share ("25%") or "1536 slots"')
 
-    def slots_for(self, shape: ModelShape) -> int:
-        """The number of expert slots that this budget buys, never more than the model has experts."""
-        return min(self._slots(shape), shape.total_experts)
+    def slots_for(self, shape: ModelShape, staging: int = 0) -> int:
+        """The slots that this budget buys for the cache, never more than the model has experts.
 
-    def _slots(self, shape: ModelShape) -> int:
+        Bytes are a promise about all memory, so they pay for the staging, too; a share or a number of slots speaks of
+        the cache alone.
+        """
+        return min(self._slots(shape, staging), shape.total_experts)
+
+    def _slots(self, shape: ModelShape, staging: int) -> int:
         if self.slots is not None:
             return self.slots
         if self.fraction is not None:
@@ -97,7 +101,7 @@ class Budget:
                 "a budget in bytes needs the size of an expert, and this trace does not state it: "
                 'pass --expert-bytes, or give the budget as a share ("25%") or in slots'
             )
-        return self.size_bytes // shape.expert_bytes
+        return max(self.size_bytes // shape.expert_bytes - staging, 0)
 
     def __str__(self) -> str:
         if self.slots is not None:

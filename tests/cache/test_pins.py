@@ -86,7 +86,6 @@ def test_a_pin_that_finds_no_empty_slot_is_refused():
     assert controller.pins() == []
 
 
-@pytest.mark.xfail(strict=True, reason="a refused pin leaves those that found a slot resident")
 def test_refused_pins_change_nothing():
     controller = make(slots=8)
     ask(controller, 0, 0, 1)
@@ -98,7 +97,6 @@ def test_refused_pins_change_nothing():
     assert controller.residents() == before
 
 
-@pytest.mark.xfail(strict=True, reason="a negative number counts from the end and pins another expert")
 def test_an_expert_that_does_not_exist_is_refused():
     with pytest.raises((HotsetError, IndexError)):
         make().pin([(0, -1)])

@@ -30,9 +30,9 @@ def test_a_pool_is_one_group():
 def test_layout_of_any_plan(layers, experts, data):
     shape = ModelShape(layers, experts, data.draw(st.integers(1, experts)))
     staging = data.draw(st.integers(0, 5))
-    slots = data.draw(st.integers(shape.top_k + staging, 2 * shape.total_experts + staging))
+    slots = data.draw(st.integers(shape.top_k, 2 * shape.total_experts))
     plan = SlotPlan(shape, slots, data.draw(st.sampled_from(Scope)), staging)
-    assert plan.cached == min(slots - staging, shape.total_experts)
+    assert plan.cached == min(slots, shape.total_experts)
     assert plan.bounds()[-1] == plan.cached
     sizes = plan.per_layer()
     assert sizes.sum() == plan.cached
@@ -40,10 +40,10 @@ def test_layout_of_any_plan(layers, experts, data):
     assert (np.diff(sizes) <= 0).all()
 
 
-def test_staging_is_set_aside():
+def test_staging_lies_beside_the_cache():
     plan = SlotPlan(SHAPE, 11, staging=3)
-    assert plan.cached == 8
-    assert plan.per_layer().tolist() == [3, 3, 2]
+    assert plan.cached == 11
+    assert plan.per_layer().tolist() == [4, 4, 3]
 
 
 def test_never_more_slots_than_experts():
@@ -54,7 +54,6 @@ def test_floors_exist_once_they_all_fit():
     # 3 layers x (2 + 1)
     assert SlotPlan(SHAPE, 8, Scope.POOL).floors().tolist() == [0, 0, 0]
     assert SlotPlan(SHAPE, 9, Scope.POOL).floors().tolist() == [3, 3, 3]
-    assert SlotPlan(SHAPE, 11, Scope.POOL, staging=3).floors().tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -88,11 +87,9 @@ def test_a_budget_below_one_event_is_refused_with_the_smallest_that_works():
     assert SlotPlan(SHAPE, 2).cached == 2
 
 
-def test_staging_counts_against_the_budget():
-    message = r"4 slots cannot hold one event \(2 experts and 3 for staging\); the smallest that works is 5 slots"
-    with pytest.raises(BudgetError, match=message):
-        SlotPlan(SHAPE, 4, staging=3)
-    assert SlotPlan(SHAPE, 5, staging=3).cached == 2
+def test_the_smallest_budget_in_bytes_pays_for_staging():
+    with pytest.raises(BudgetError, match=r"the smallest that works is 2 slots \(5(\.0+)? MiB\)"):
+        SlotPlan(ModelShape(3, 8, 2, 2**20), 1, staging=3)
 
 
 def test_the_smallest_budget_is_also_given_in_bytes():
@@ -108,7 +105,7 @@ def test_negative_staging_is_refused():
 def test_lru_in_a_pool_below_one_cycle_is_warned_of():
     warning = SlotPlan(ModelShape(3, 8, 2, 2**20), 5, Scope.POOL).warning("lru")
     assert "5 slots is less than one token's cycle (6 = layers x top_k)" in warning
-    assert re.search(r"(at least 7|more than 6) slots \([67](\.0+)? MiB\)", warning)
+    assert re.search(r"at least 6 slots \(6(\.0+)? MiB\)", warning)
     assert SlotPlan(SHAPE, 6, Scope.POOL).warning("lru") is None
     assert SlotPlan(SHAPE, 5, Scope.POOL).warning("blend") is None
     assert SlotPlan(SHAPE, 5, Scope.LAYER).warning("lru") is None

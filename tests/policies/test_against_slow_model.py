@@ -8,7 +8,7 @@ import pytest
 from event_samples import make_events, random_budget, random_events, random_shape, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_model import SlowCache, SlowSlru, slow_policy
+from slow_model import SlowCache, slow_policy
 
 from hotset.cache import Controller, Scope, SlotPlan
 from hotset.policies import Admit, names, parse
@@ -41,8 +41,6 @@ class Pair:
         twin = slow_policy(policy, events.shape, events)
         self.slow = SlowCache(events.shape, slots, str(scope), twin, prefill.name.lower())
         self.slot_of = {}
-        if isinstance(twin, SlowSlru):
-            twin.tie = lambda key: self.slot_of.get(key, -1)  # see test_equals_are_demoted_by_expert_not_by_slot
 
     def pin(self, keys):
         """Pin the same experts in both."""

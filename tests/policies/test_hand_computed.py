@@ -157,7 +157,6 @@ def test_slru_hint_lets_uses_decide_on_probation():
     assert replay_one_layer("slru:protected=0,hint=on", asked, 2)[1] == [1]
 
 
-@pytest.mark.xfail(strict=True, reason="slru's demotion breaks ties by slot number, so slots decide who leaves")
 def test_equals_are_demoted_by_expert_not_by_slot():
     # 0 and 1 are promoted by the same event into a protected segment of one: which of them goes back must not depend on
     # who sat down first.

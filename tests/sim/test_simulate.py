@@ -81,7 +81,6 @@ def test_belady_is_never_below_another_over_both_phases():
         assert all(total <= hits[budget, start, "belady"] for (budget, start, _), total in hits.items())
 
 
-@pytest.mark.xfail(strict=True, reason="belady counts prompts as next uses, so it does not bound decode rows")
 def test_belady_bounds_decode_also_beside_prompts():
     # One slot. 0 is next asked for by a prompt, 1 later by a decode: belady keeps 0, and lru has the decode hit.
     shape = ModelShape(1, 3, 1)
@@ -228,7 +227,6 @@ def test_a_budget_too_small_names_the_smallest_that_works(scope):
     assert rows_of(trace, replace(SMALL, budgets=(f"{smallest} slots",), scope=scope))
 
 
-@pytest.mark.xfail(strict=True, reason="the refusal counts staging slots, which a budget in slots does not pay for")
 def test_a_budget_too_small_beside_staging_names_the_smallest_that_works():
     sweep = replace(SMALL, budgets=("1 slots",), staging=3)
     assert rows_of(random_trace(), replace(sweep, budgets=("2 slots",)))
@@ -262,7 +260,6 @@ def test_bytes_pay_for_staging_and_slots_do_not():
     assert {row.staging_slots for row in rows} == {2}
 
 
-@pytest.mark.xfail(strict=True, reason="a byte budget is cut to the model's experts before the staging is taken off it")
 def test_bytes_for_all_experts_and_staging_cache_all_experts():
     rows = rows_of(random_trace(), Sweep(policies=("lru",), budgets=("1MB",), staging=2))
     assert {row.budget_slots for row in rows} == {24}

@@ -164,9 +164,7 @@ def test_other_files(tmp_path):
         Trace.load(tmp_path / "empty")
 
 
-@pytest.mark.parametrize(
-    ("fraction", "seed"), [(0, 0), (1, 0), (float("nan"), 0), (float("inf"), 0), (0.5, -1)]
-)
+@pytest.mark.parametrize(("fraction", "seed"), [(0, 0), (1, 0), (float("nan"), 0), (float("inf"), 0), (0.5, -1)])
 def test_split_faults(trace, fraction, seed):
     with pytest.raises(TraceError):
         trace.split(fraction, seed)

@@ -160,9 +160,7 @@ ARRAYS = st.sampled_from(
     ]
 )
 FIELDS = ("experts", "request", "step", "phase", "weights", "token_ids", "guesses")
-TEXTS = st.sampled_from(
-    [(), None, 3, ({},) * 3, ({"a": 1},) * 3, ({"\udc00": "a"},) * 3, [{}], {}, {"a": "b"}]
-)
+TEXTS = st.sampled_from([(), None, 3, ({},) * 3, ({"a": 1},) * 3, ({"\udc00": "a"},) * 3, [{}], {}, {"a": "b"}])
 
 
 @settings(FUZZ, max_examples=300)

@@ -56,6 +56,8 @@ class Controller:
 
     def serve(self, event: Event) -> Served:
         """Serve one event and say in plain words what happened."""
+        for expert in event.experts:
+            self._known(ExpertKey(event.layer, expert))
         experts = np.array(event.experts, np.int32)
         counts = np.array(event.counts, np.int32)
         missing = self.route(event.layer, experts, counts, event.tokens, event.phase)
@@ -70,7 +72,12 @@ class Controller:
         tokens: int = 1,
         phase: Phase = Phase.DECODE,
     ) -> int:
-        """Serve one event on the hot path: distinct experts, rising; returns how many rows of table.loads are new."""
+        """Serve one event on the hot path and return how many rows of table.loads are new.
+
+        The caller answers for the arguments: an existing layer, and existing experts, each once and rising.
+        """
+        if not self.policy.foresees(self.state, len(experts)):
+            raise HotsetError(f"{self.policy.name} needs the future: replay a recorded trace")
         if counts is None:
             counts = self._ones[: len(experts)]
         admit = self.policy.admission if phase == Phase.DECODE else self.prefill
@@ -108,23 +115,23 @@ class Controller:
 
     def pin(self, keys: Iterable[ExpertKey]) -> None:
         """Keep these experts for good, taking empty slots for those not resident; refused whole if one finds none."""
-        wanted = {ExpertKey(*key) for key in keys} - set(self.pins())
         grid = np.zeros((self.plan.shape.layers, self.plan.shape.experts))
-        for key in wanted:
-            grid[key] = 1.0
+        for key in keys:
+            grid[self._known(key)] = 1.0
         self._check_pins(grid)
-        self.preload(grid)
-        unseated = np.count_nonzero((grid > 0) & (self.table.slot_of < 0))
-        if unseated:
+        homeless = self._per_group((grid > 0) & (self.table.slot_of < 0)) - self.table.num_free
+        if (homeless > 0).any():
             raise BudgetError(
-                f"{unseated} experts to pin find no empty slot: pin before anything runs, or pin residents"
+                f"{homeless[homeless > 0].sum()} experts to pin find no empty slot: pin before anything runs, "
+                "or pin what is resident"
             )
+        self.preload(grid)
         self.table.last[grid > 0] = FOREVER
         self._count_pins()
 
     def unpin(self, keys: Iterable[ExpertKey]) -> None:
         """Let these experts be evicted again."""
-        for key in set(keys) & set(self.pins()):
+        for key in {self._known(key) for key in keys} & set(self.pins()):
             self.table.last[key] = self.table.clock[0]
         self._count_pins()
 
@@ -139,6 +146,16 @@ class Controller:
     def restore(self, saved: dict[str, npt.NDArray[Any]]) -> None:
         """Take up what a policy of the same kind and shape had learnt."""
         restore_state(self.state, saved)
+
+    def _known(self, key: ExpertKey) -> ExpertKey:
+        layer, expert = key
+        if not (0 <= layer < self.plan.shape.layers and 0 <= expert < self.plan.shape.experts):
+            shape = self.plan.shape
+            raise HotsetError(
+                f"layer {layer}, expert {expert} does not exist: "
+                f"the model has layers 0 to {shape.layers - 1} and experts 0 to {shape.experts - 1}"
+            )
+        return ExpertKey(layer, expert)
 
     def _check_pins(self, grid: Grid) -> None:
         """Refuse pins that leave a layer, or the pool, without room for one event."""

@@ -21,7 +21,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """So many slots in all: `staging` of them only pass experts through, the others cache."""
+    """So many slots that cache, and beside them a few for staging, which experts only pass through."""
 
     shape: ModelShape
     slots: int
@@ -29,20 +29,18 @@ class SlotPlan:
     staging: int = 0
 
     def __post_init__(self) -> None:
-        smallest = self.shape.top_k + self.staging
         if self.staging < 0:
             raise BudgetError(f"staging cannot be negative: {self.staging}")
-        if self.slots < smallest:
+        if self.slots < self.shape.top_k:
             raise BudgetError(
-                f"a budget of {self.slots} slots cannot hold one event ({self.shape.top_k} experts"
-                + (f" and {self.staging} for staging" if self.staging else "")
-                + f"); the smallest that works is {smallest} slots{self._in_bytes(smallest)}"
+                f"a budget of {self.slots} slots cannot hold one event ({self.shape.top_k} experts); "
+                f"the smallest that works is {self.shape.top_k} slots{self._in_bytes(self.shape.top_k)}"
             )
 
     @property
     def cached(self) -> int:
-        """The slots that cache."""
-        return min(self.slots - self.staging, self.shape.total_experts)
+        """The slots that cache, never more than there are experts."""
+        return min(self.slots, self.shape.total_experts)
 
     def per_layer(self) -> npt.NDArray[np.int64]:
         """Slots of each layer under the layer scope; the first layers get what does not divide."""
@@ -68,11 +66,12 @@ class SlotPlan:
         if self.scope is Scope.POOL and self.cached < cycle and policy == "lru":
             return (
                 f"a pool of {self.cached} slots is less than one token's cycle ({cycle} = layers x top_k): lru evicts "
-                f"every expert before its layer's next turn; give it more than {cycle} slots"
+                f"every expert before its layer's next turn; give it at least {cycle} slots"
                 f"{self._in_bytes(cycle)}, or use --scope layer or --policy blend"
             )
         return None
 
     def _in_bytes(self, slots: int) -> str:
+        """What a person would have to ask for, staging included."""
         size = self.shape.expert_bytes
-        return f" ({format_size(slots * size)})" if size else ""
+        return f" ({format_size((slots + self.staging) * size)})" if size else ""

@@ -97,6 +97,10 @@ class Policy:
         """State for a replay of exactly these events; only offline policies look at them."""
         return state
 
+    def foresees(self, state: Any, experts: int) -> bool:  # noqa: ARG002 - for policies that need the future
+        """Whether the next event, of so many experts, can be served; policies of the present always can."""
+        return True
+
     @property
     def admission(self) -> Admit:
         """The admission rule by its enum."""

@@ -39,14 +39,17 @@ def score(state: BeladyState, table: Any, ask: Ask, layer: int, expert: int) -> 
 
 
 @njit(cache=True, nogil=True)
-def next_uses(start: Any, layer: Any, expert: Any, num_layers: int, num_experts: int) -> Any:
+def next_uses(
+    start: Any, layer: Any, phase: Any, expert: Any, counted: tuple[bool, bool], num_layers: int, num_experts: int
+) -> Any:
     """The next event that asks for the same expert, for every entry of every event; and each expert's first event."""
     upcoming = np.full((num_layers, num_experts), np.inf)
     future = np.empty(len(expert))
     for event in range(len(layer) - 1, -1, -1):
         for i in range(start[event], start[event + 1]):
             future[i] = upcoming[layer[event], expert[i]]
-            upcoming[layer[event], expert[i]] = event
+            if counted[phase[event]]:
+                upcoming[layer[event], expert[i]] = event
     return future, upcoming
 
 
@@ -56,7 +59,8 @@ class Belady(Policy):
 
     With `bypass` (the default) the best of residents and event stay once the event is served, which is the true
     optimum: keeping an expert from one use to the next is an interval, and dropping the one that ends last is optimal
-    for intervals on a fixed number of slots. Without it, everything loaded must be given a slot.
+    for intervals on a fixed number of slots. Without it, everything loaded must be given a slot. `phase` says whose
+    hits are to be the most possible: of all events, or of one phase only.
     """
 
     name: ClassVar[str] = "belady"
@@ -64,6 +68,14 @@ class Belady(Policy):
     score: ClassVar[Any] = staticmethod(score)
     offline: ClassVar[bool] = True
     bypass: bool = True
+    phase: str = "all"
+
+    def check(self) -> None:
+        """Bypass decides admission by itself, and phases have names."""
+        self.require(
+            not self.bypass or self.admit == "always", "bypass decides who is admitted: say bypass=off as well"
+        )
+        self.require(self.phase in ("all", "prefill", "decode"), "phase is all, prefill or decode")
 
     def start(self, shape: ModelShape) -> BeladyState:
         """The future is not known yet."""
@@ -71,9 +83,14 @@ class Belady(Policy):
 
     def foresee(self, state: BeladyState, events: EventTable) -> BeladyState:  # noqa: ARG002 - the past does not matter to it
         """Read the future from the events that will be replayed."""
-        shape = events.shape
-        future, first = next_uses(events.start, events.layer, events.expert, shape.layers, shape.experts)
+        counted = (self.phase != "decode", self.phase != "prefill")
+        grid = (events.shape.layers, events.shape.experts)
+        future, first = next_uses(events.start, events.layer, events.phase, events.expert, counted, *grid)
         return BeladyState(first, future, np.zeros(1, np.int64))
+
+    def foresees(self, state: BeladyState, experts: int) -> bool:
+        """Whether the future that was read reaches as far as the next event."""
+        return bool(state.cursor[0] + experts <= len(state.future))
 
     @property
     def admission(self) -> Admit:

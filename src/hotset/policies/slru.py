@@ -51,8 +51,12 @@ def _demote(state: SlruState, table: Any, ask: Ask) -> None:
         oldest, oldest_layer, oldest_expert = np.inf, -1, -1
         for slot in range(first, last):
             layer, expert = table.layer_in[slot], table.expert_in[slot]
-            if expert >= 0 and state.protected[layer, expert] and state.since[layer, expert] < oldest:
-                oldest, oldest_layer, oldest_expert = state.since[layer, expert], layer, expert
+            if expert < 0 or not state.protected[layer, expert]:
+                continue
+            since = state.since[layer, expert]
+            lower = layer < oldest_layer or (layer == oldest_layer and expert < oldest_expert)
+            if since < oldest or (since == oldest and lower):
+                oldest, oldest_layer, oldest_expert = since, layer, expert
         state.protected[oldest_layer, oldest_expert] = False
         state.since[oldest_layer, oldest_expert] = ask.tick
         held -= 1

@@ -35,7 +35,7 @@ class Link:
     expert_share: float = 0.5  # of the compute that is experts
 
     def __post_init__(self) -> None:
-        if self.bytes_per_s <= 0 or self.compute_s <= 0 or self.latency_s < 0 or not 0 <= self.expert_share <= 1:
+        if not (self.bytes_per_s > 0 and self.compute_s > 0 and self.latency_s >= 0 and 0 <= self.expert_share <= 1):
             raise HotsetError("a link needs a speed and a compute time above 0, and an expert share from 0 to 1")
 
     def times(self, events: EventTable, misses: npt.NDArray[np.int32], phase: Phase) -> Times:

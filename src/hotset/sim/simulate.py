@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from hotset.cache.controller import Replayed
 from hotset.cache.counters import Count
 from hotset.errors import HotsetError
 from hotset.policies import Grid
+from hotset.policies.belady import Belady
 from hotset.sim.link import Link
 from hotset.sim.rows import Row
 from hotset.sim.sweep import Job, Sweep, has_warm_rows, jobs, notes
@@ -67,14 +68,24 @@ def _run(name: str, trace: Trace, sweep: Sweep, advance: Callable[[], None]) -> 
         fit, judged = (_part(half, sweep) for half in trace.split(sweep.fit, sweep.seed))
 
     def work(job: Job) -> list[Row]:
-        rows = _cold(name, job, whole, sweep) if job.start == "cold" else _warm(name, job, fit, judged, sweep)
+        rows = [row for phase, own in _by_phase(job) for row in replay(own) if phase in (row.phase, "all")]
         advance()
         return rows
+
+    def replay(job: Job) -> list[Row]:
+        return _cold(name, job, whole, sweep) if job.start == "cold" else _warm(name, job, fit, judged, sweep)
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # the replay is compiled and lets go of the lock
         rows = [row for found in pool.map(work, jobs(trace, sweep)) for row in found]
     _fill_gaps(rows)
     return rows
+
+
+def _by_phase(job: Job) -> list[tuple[str, Job]]:
+    """The bound of a phase's hits spends nothing on the other phase's, so each phase has a bound of its own."""
+    if not isinstance(job.policy, Belady):
+        return [("all", job)]
+    return [(phase, job._replace(policy=replace(job.policy, phase=phase))) for phase in ("decode", "prefill")]
 
 
 def _part(trace: Trace, sweep: Sweep) -> _Part:
@@ -127,7 +138,7 @@ def _row(name: str, job: Job, part: _Part, done: Replayed, sweep: Sweep, phase: 
     tokens, missed = part.tokens[phase], counters.total(Count.MISSES, phase)
     row = Row(
         trace=name,
-        policy=job.policy.spec,
+        policy=job.label,
         scope=str(sweep.scope),
         streams=sweep.streams,
         budget=str(job.budget),

@@ -47,8 +47,9 @@ class Sweep:
 
 
 class Job(NamedTuple):
-    """One replay of a sweep."""
+    """One replay of a sweep; `label` is the policy as it was asked for."""
 
+    label: str
     policy: Policy
     budget: Budget
     plan: SlotPlan
@@ -59,7 +60,7 @@ def jobs(trace: Trace, sweep: Sweep) -> list[Job]:
     """All replays that a sweep needs on one trace."""
     starts: list[Start] = ["cold", "warm"] if has_warm_rows(trace, sweep) else ["cold"]
     return [
-        Job(policy, budget, plan, start)
+        Job(policy.spec, policy, budget, plan, start)
         for start in starts
         for budget, plan in plans(trace, sweep)
         for policy in sweep.replayed()
@@ -93,17 +94,16 @@ def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
     asked = sweep.asked_for()
     for _, plan in plans(trace, sweep):
         lines.extend(f"{name}: {warning}" for policy in asked if (warning := plan.warning(policy.name)))
-    if any(policy.name == "static" for policy in asked):
-        lines.append(f"{name}: static needs counts of earlier requests, so it has warm rows only")
     if trace.requests < 2:
         lines.append(f"{name}: one request cannot be split to fit and judge, so there are no warm rows")
+    if any(policy.name == "static" for policy in asked):
+        rows = "warm rows only" if has_warm_rows(trace, sweep) else "no rows here"
+        lines.append(f"{name}: static needs counts of earlier requests, so it has {rows}")
     return lines
 
 
 def _plan(trace: Trace, sweep: Sweep, budget: Budget) -> SlotPlan:
-    """Bytes pay for the staging, too; a share or a number of slots speaks of the cache alone."""
-    beside = 0 if budget.size_bytes is not None else sweep.staging
-    return SlotPlan(trace.shape, budget.slots_for(trace.shape) + beside, sweep.scope, sweep.staging)
+    return SlotPlan(trace.shape, budget.slots_for(trace.shape, sweep.staging), sweep.scope, sweep.staging)
 
 
 def _once(policies: list[Policy]) -> list[Policy]:

@@ -76,9 +76,7 @@ def _find_passes(trace: Trace) -> _Passes:
     return _Passes(rows, np.cumsum(starts) - 1, request[first], decode, arrival)
 
 
-def _schedule(
-    passes: _Passes, streams: int, *, merge: bool
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+def _schedule(passes: _Passes, streams: int, *, merge: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
     """The order in which passes run, and the step of each place in that order."""
     lengths = np.bincount(passes.request)
     begin, stream = _assign(lengths, passes.arrival, streams)

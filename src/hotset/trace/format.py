@@ -39,9 +39,7 @@ def save_trace(trace: Trace, path: Path) -> None:
         try:
             save_file(tensors, scratch, metadata={"hotset": json.dumps(_header(trace), sort_keys=True)})
         except SafetensorError as error:
-            raise HotsetError(
-                f"cannot write {path}: {error}; free some space or choose another place"
-            ) from error
+            raise HotsetError(f"cannot write {path}: {error}; free some space or choose another place") from error
 
 
 def load_trace(path: Path) -> Trace:
@@ -89,9 +87,7 @@ def _parse_header(metadata: dict[str, str] | None, path: Path) -> dict[str, Any]
     if kind != KIND:
         raise TraceError(f"{path} is a hotset {kind!r:.40}, not a trace")
     if type(version) is not int or version != VERSION:
-        raise TraceError(
-            f"{path} has trace format {version!r:.40}; this hotset reads format {VERSION}: upgrade hotset"
-        )
+        raise TraceError(f"{path} has trace format {version!r:.40}; this hotset reads format {VERSION}: upgrade hotset")
     return dict(header)
 
 
@@ -104,21 +100,15 @@ def _build(file: Any, header: dict[str, Any], path: Path) -> Trace:
     shape = _parse_shape(header)
     _check_stored(file, names, shape, path)
     arrays = {name: _read(file, name) for name in names}
-    return Trace(
-        shape=shape, labels=_parse_labels(header), meta=_strings(header.get("meta", {}), "meta"), **arrays
-    )
+    return Trace(shape=shape, labels=_parse_labels(header), meta=_strings(header.get("meta", {}), "meta"), **arrays)
 
 
 def _parse_shape(header: dict[str, Any]) -> ModelShape:
     fields = header.get("shape")
     wanted = {"layers", "experts", "top_k", "expert_bytes"}
     if not isinstance(fields, dict) or not {"layers", "experts", "top_k"} <= fields.keys() <= wanted:
-        raise TraceError(
-            "the header does not state the shape of the model (layers, experts, top_k, expert_bytes)"
-        )
-    if not all(
-        type(value) is int or (key == "expert_bytes" and value is None) for key, value in fields.items()
-    ):
+        raise TraceError("the header does not state the shape of the model (layers, experts, top_k, expert_bytes)")
+    if not all(type(value) is int or (key == "expert_bytes" and value is None) for key, value in fields.items()):
         raise TraceError("the shape of the model in the header must be whole numbers")
     try:
         return ModelShape(**fields)
@@ -132,9 +122,7 @@ def _check_stored(file: Any, names: set[str], shape: ModelShape, path: Path) -> 
     for name in names:
         stored = file.get_slice(name)
         if stored.get_dtype() not in _STORED[name]:
-            raise TraceError(
-                f"{path}: {name} is stored as {stored.get_dtype()}, not {' or '.join(_STORED[name])}"
-            )
+            raise TraceError(f"{path}: {name} is stored as {stored.get_dtype()}, not {' or '.join(_STORED[name])}")
         if stored.get_shape()[:1] != tokens:
             raise TraceError(f"{path}: {name} and experts disagree on the number of tokens")
     if file.get_slice("experts").get_shape()[1:] != [shape.layers, shape.top_k]:

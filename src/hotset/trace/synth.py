@@ -84,9 +84,7 @@ class SynthConfig:
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:
-                raise HotsetError(
-                    f'"{key}" is not a parameter of the synthetic model; it has {", ".join(known)}'
-                )
+                raise HotsetError(f'"{key}" is not a parameter of the synthetic model; it has {", ".join(known)}')
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:

@@ -92,9 +92,7 @@ _REQUEST_KNOBS = (
 )
 
 
-def fit(
-    trace: Trace, *, seed: int = 0, topics: int = 8, advance: Callable[[], None] | None = None
-) -> FitReport:
+def fit(trace: Trace, *, seed: int = 0, topics: int = 8, advance: Callable[[], None] | None = None) -> FitReport:
     """Find the config whose decode tokens have the statistics of `trace`; each trial calls `advance`."""
     sample = _sample(trace)
     search = _Search(sample, _start(trace, seed, topics), advance or _nothing)

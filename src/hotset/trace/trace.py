@@ -112,9 +112,7 @@ class Trace:
         if seed < 0:
             raise TraceError(f"the seed must not be negative, and {seed} is")
         if self.requests < 2:
-            raise TraceError(
-                "a trace of one request cannot be split by request: record more, or cut it by tokens"
-            )
+            raise TraceError("a trace of one request cannot be split by request: record more, or cut it by tokens")
         first = min(max(round(fraction * self.requests), 1), self.requests - 1)
         order = np.random.default_rng(seed).permutation(self.requests)
         return self.select(order[:first]), self.select(order[first:])

@@ -47,9 +47,7 @@ def _check_shapes(trace: Trace) -> None:
     if trace.token_ids is not None:
         _expect(trace.token_ids, "token_ids", (tokens,))
     if trace.guesses is not None and (
-        trace.guesses.ndim != 4
-        or trace.guesses.shape[:2] != (tokens, shape.layers)
-        or 0 in trace.guesses.shape
+        trace.guesses.ndim != 4 or trace.guesses.shape[:2] != (tokens, shape.layers) or 0 in trace.guesses.shape
     ):
         raise TraceError(f"guesses has shape {trace.guesses.shape}, not (tokens, layers, distances, width)")
 

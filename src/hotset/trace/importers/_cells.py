@@ -51,9 +51,7 @@ def layer_ids_of(cells: Cells, layers: int | None) -> npt.NDArray[np.int32]:
     wrong = cells.layer >= layers
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise TraceError(
-            f"line {int(cells.line[at])}: layer {int(cells.layer[at])}, but the model has {layers} layers"
-        )
+        raise TraceError(f"line {int(cells.line[at])}: layer {int(cells.layer[at])}, but the model has {layers} layers")
     return np.arange(layers, dtype=np.int32)
 
 

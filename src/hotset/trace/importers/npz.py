@@ -72,9 +72,7 @@ def _requests(lengths: Array, tokens: int) -> npt.NDArray[np.int32]:
     wrong = (lengths < 1) | (lengths > tokens)
     if wrong.any():
         first = int(np.argmax(wrong))
-        raise TraceError(
-            f"req_len gives request {first} a length of {int(lengths[first])} tokens, of {tokens} in all"
-        )
+        raise TraceError(f"req_len gives request {first} a length of {int(lengths[first])} tokens, of {tokens} in all")
     if (total := int(lengths.sum(dtype=np.int64))) != tokens:
         raise TraceError(f"req_len adds up to {total} tokens, but experts holds {tokens}")
     return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths.astype(np.int64))
@@ -95,14 +93,8 @@ def _weights(arrays: dict[str, Array], experts: npt.NDArray[np.int16]) -> npt.ND
     if name not in arrays:
         return None
     stored, wanted = arrays[name], "f" if name == "weights" else "u"
-    if (
-        stored.shape != experts.shape
-        or stored.dtype.kind != wanted
-        or (wanted == "u" and stored.itemsize > 1)
-    ):
-        raise TraceError(
-            f"{name} is {stored.dtype} {stored.shape}, which does not go with experts {experts.shape}"
-        )
+    if stored.shape != experts.shape or stored.dtype.kind != wanted or (wanted == "u" and stored.itemsize > 1):
+        raise TraceError(f"{name} is {stored.dtype} {stored.shape}, which does not go with experts {experts.shape}")
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and validation names it
         weights: npt.NDArray[np.float16] = _SHARES[stored] if wanted == "u" else stored.astype(np.float16)
     weights[experts < 0] = 0
@@ -121,9 +113,7 @@ def _token_ids(stored: Array | None, tokens: int) -> npt.NDArray[np.int32] | Non
 
 def _join_ids(stored: Array, layers: int) -> str:
     if stored.shape != (layers,) or stored.dtype.kind not in "iu":
-        raise TraceError(
-            f"layer_ids is {stored.dtype} {stored.shape}, not one whole number per layer ({layers})"
-        )
+        raise TraceError(f"layer_ids is {stored.dtype} {stored.shape}, not one whole number per layer ({layers})")
     return ",".join(map(str, stored.tolist()))
 
 

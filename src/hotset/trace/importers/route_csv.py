@@ -135,9 +135,7 @@ def _read_columns(file: IO[bytes], preamble: _Preamble) -> Columns:
     return columns
 
 
-def _blocks(
-    file: IO[bytes], preamble: _Preamble
-) -> Iterator[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]]:
+def _blocks(file: IO[bytes], preamble: _Preamble) -> Iterator[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]]:
     """The rows as numbers, some thousands at a time, with their line numbers."""
     at = preamble.lines
     while block := list(islice(file, _LINES_AT_ONCE)):
@@ -150,9 +148,7 @@ def _blocks(
         values = _parse(texts, len(preamble.columns))
         if values is None:
             fault = _first_fault(texts, len(preamble.columns))
-            raise TraceError(
-                f"line {lines[fault]} is not {len(preamble.columns)} numbers: {texts[fault][:60]!r}"
-            )
+            raise TraceError(f"line {lines[fault]} is not {len(preamble.columns)} numbers: {texts[fault][:60]!r}")
         yield values, lines
 
 
@@ -184,9 +180,7 @@ def _convert(values: npt.NDArray[np.float64], lines: npt.NDArray[np.int64], prea
         wrong = ~((column >= 0) & (column < limit) & (column == np.floor(column)))
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise TraceError(
-                f"line {lines[at]}: {name} {column[at]:g} is not a whole number from 0 to {limit - 1}"
-            )
+            raise TraceError(f"line {lines[at]}: {name} {column[at]:g} is not a whole number from 0 to {limit - 1}")
         columns[name] = column.astype(_TYPES[name])
     if "weight" in preamble.columns:
         columns["weight"] = _convert_weight(values[:, preamble.columns.index("weight")], lines)
