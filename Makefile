@@ -16,9 +16,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	@mkdir -p out
-	$(BIN)/hotset trace synth --expert-bytes 4MiB -o out/demo.safetensors --force
-	$(BIN)/hotset simulate out/demo.safetensors -p lru -p lfu -p lfru -p blend -b 10% -b 25% -b 50% --link 25GB/s --compute 20ms
+	$(BIN)/hotset simulate reference:it reference:c reference:switch \
+		-p lru -p lfu -p lfru -p blend -b 12.5% -b 25% -b 50% --fit 0
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest

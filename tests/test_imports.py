@@ -22,11 +22,12 @@ ALLOWED = {
     "files": {"errors"},
     "shape": {"errors"},
     "trace": {"shape", "files", "errors"},
+    "reference": {"trace", "errors"},
     "policies": {"trace", "shape", "errors"},
     "cache": {"policies", "trace", "shape", "errors"},
     "sim": {"cache", "policies", "trace", "shape", "errors"},
     "report": {"sim", "cache", "trace", "shape", "files", "errors"},
-    "cli": {"report", "sim", "cache", "policies", "trace", "shape", "files", "errors", "_version"},
+    "cli": {"reference", "report", "sim", "cache", "policies", "trace", "shape", "files", "errors", "_version"},
 }
 
 

@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 
 import torch
-from settings import SHIPPED, WORK
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from settings import SHIPPED, WORK
 
 _MOST_BYTES = 36_000_000
 

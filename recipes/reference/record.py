@@ -1,7 +1,7 @@
 """Runs every workload through the model and records its routing, with guesses of layers ahead.
 
-    python record.py            all workloads
-    python record.py it c       some of them
+python record.py            all workloads
+python record.py it c       some of them
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from settings import SEED
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hotset import reference
 from hotset.shape import ModelShape
 from hotset.trace import Phase, Trace
+
+from settings import SEED
 
 NEW_TOKENS = 32
 MEMORY = 128  # tokens of the conversation that a later turn of a chat still sees

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 
-import corpus
 import numpy as np
-from settings import CONTEXT, DOMAINS, END, SEED, VOCABULARY, WORK
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+
+import corpus
+from settings import CONTEXT, DOMAINS, END, SEED, VOCABULARY, WORK
 
 _SAMPLE = 2_500_000  # characters per domain that the vocabulary is learnt from
 _CHAT = "{% for message in messages %}{{ message['content'] }}\n\n{% endfor %}"

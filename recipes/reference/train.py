@@ -1,7 +1,7 @@
 """Trains the model. Runs for a given time, keeps its place on disk, and goes on from there when run again.
 
-    python train.py --seconds 540 --plan 1080        first half of a plan of 1,080 seconds
-    python train.py --seconds 540 --plan 1080        second half: the learning rate ends its cosine here
+python train.py --seconds 540 --plan 1080        first half of a plan of 1,080 seconds
+python train.py --seconds 540 --plan 1080        second half: the learning rate ends its cosine here
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from settings import BALANCE, CONTEXT, DOMAINS, MODEL, REDUNDANT, SEED, WORK
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from settings import BALANCE, CONTEXT, DOMAINS, MODEL, REDUNDANT, SEED, WORK
 
 BATCH = 128
 PEAK_RATE, LAST_RATE, WARM_UP = 2e-3, 4e-5, 200

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-
-T = TypeVar("T")
 
 
 def emit(document: dict[str, Any], as_json: bool, *views: RenderableType) -> None:
@@ -40,18 +38,13 @@ def note(text: str) -> None:
 def progress_bar(what: str, total: int) -> Iterator[Any]:
     """Yield a callable that advances the bar; the bar shows on a terminal only."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)
-
-
-def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Iterate with a progress bar on a terminal."""
-    with progress_bar(what, total) as advance:
-        for item in items:
-            yield item
-            advance()
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotset.cli import simulate_options as opt
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
+from hotset.cli.traces import load_trace, short_name
 from hotset.errors import HotsetError
 from hotset.files import write_beside
 
@@ -73,12 +74,11 @@ def _run(traces: dict[str, Trace], sweep: Sweep) -> Result:
 
 def _load(paths: list[Path], expert_bytes: str | None) -> dict[str, Trace]:
     from hotset.shape import parse_size
-    from hotset.trace import Trace
 
     traces: dict[str, Trace] = {}
     for path in paths:
-        trace = Trace.load(path)
-        name = path.stem if path.stem not in traces else str(path)
+        trace, name = load_trace(path), short_name(path)
+        name = str(path) if name in traces else name
         traces[name] = trace.with_expert_bytes(parse_size(expert_bytes)) if expert_bytes else trace
     return traces
 

@@ -10,7 +10,7 @@ import typer
 _LINK = "Modelled link"
 _FILES = "Output"
 
-Traces = Annotated[list[Path], typer.Argument(metavar="T...", help="Trace files; `hotset trace import` makes them.")]
+Traces = Annotated[list[Path], typer.Argument(metavar="T...", help="Trace files, or reference:NAME.")]
 Policies = Annotated[
     list[str] | None,
     typer.Option(

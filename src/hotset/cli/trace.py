@@ -9,6 +9,7 @@ import typer
 
 from hotset.cli import trace_synth
 from hotset.cli.output import JsonFlag, emit, note
+from hotset.cli.traces import load_trace
 from hotset.errors import HotsetError, TraceError
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace file.", show_default=False)]
+TraceFile = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A trace file, or reference:NAME.", show_default=False)
+]
 OutFile = Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace.", show_default=False)]
 ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
@@ -69,7 +72,7 @@ def info(
     from hotset.cli.trace_view import info_views
     from hotset.trace.summary import summarise
 
-    documents = [{"file": str(path), **summarise(_load(path))} for path in traces]
+    documents = [{"file": str(path), **summarise(load_trace(path))} for path in traces]
     views = [] if as_json else [view for document in documents for view in info_views(document)]
     emit({"traces": documents}, as_json, *views)
 
@@ -93,7 +96,7 @@ def cut(
     from hotset.cli.trace_pick import pick_rows
 
     _refuse_existing(force, out)
-    loaded = _load(trace)
+    loaded = load_trace(trace)
     rows = pick_rows(loaded, requests=requests, tokens=tokens, labels=label or [], phase=phase, first=first)
     _save(loaded.take(rows), out, as_json)
 
@@ -115,7 +118,7 @@ def split(
     _refuse_existing(force, fit, judge)
     if fit.resolve() == judge.resolve():
         raise HotsetError("--fit and --judge must be two different files")
-    parts = _load(trace).split(fraction, seed)
+    parts = load_trace(trace).split(fraction, seed)
     for part, path in zip(parts, (fit, judge), strict=True):
         part.save(path)
     written = [_written(part, path) for part, path in zip(parts, (fit, judge), strict=True)]
@@ -136,7 +139,7 @@ def merge(
     from hotset.trace.combine import concat
 
     _refuse_existing(force, out)
-    _save(concat([_load(path) for path in traces]), out, as_json)
+    _save(concat([load_trace(path) for path in traces]), out, as_json)
 
 
 @app.command("interleave")
@@ -157,16 +160,10 @@ def interleave(
     _refuse_existing(force, out)
     if mode not in ("batch", "turns"):
         raise TraceError(f'the mode must be "batch" or "turns", not {mode!r}')
-    loaded = _load(trace)
+    loaded = load_trace(trace)
     if streams > loaded.requests:
         note(f"the trace has only {loaded.requests} requests: the other streams stay idle")
     _save(run_streams(loaded, streams, "batch" if mode == "batch" else "turns"), out, as_json)
-
-
-def _load(path: Path) -> Trace:
-    from hotset.trace.trace import Trace
-
-    return Trace.load(path)
 
 
 def _refuse_existing(force: bool, *paths: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli.output import JsonFlag, emit, progress_bar
+from hotset.cli.traces import load_trace
 from hotset.errors import HotsetError
 from hotset.files import write_beside
 
@@ -110,9 +111,8 @@ def _read_config(path: Path | None) -> dict[str, Any]:
 def _fit(path: Path, given: dict[str, Any]) -> FitReport:
     from hotset.trace.synth_fit import FIT_EVALUATIONS
     from hotset.trace.synth_fit import fit as fit_trace
-    from hotset.trace.trace import Trace
 
-    trace = Trace.load(path)
+    trace = load_trace(path)
     wanted = {name: given[name] for name in ("seed", "topics") if name in given}
     with progress_bar("fitting", FIT_EVALUATIONS) as advance:
         return fit_trace(trace, advance=advance, **wanted)
