@@ -259,7 +259,7 @@ class SlowBlend(SlowPolicy):
         self.transitions, self.experts = transitions, shape.experts
         self.shared = np.array([1.0] * 7 + [0.0, 0.0, -4.0])
         self.shared_energy = np.full(10, 1e-3)
-        self.layers = [_BlendLayer(shape.experts) for _ in range(shape.layers)]
+        self.layers = [_BlendLayer(shape.experts, shape.top_k) for _ in range(shape.layers)]
 
     def observe(self, cache, event):
         layer = self.layers[event.layer]
@@ -275,7 +275,11 @@ class SlowBlend(SlowPolicy):
             used[list(event.experts)] = np.array(event.counts) / event.tokens
             layer.age(used, event.tokens)
             layer.previous = ()
-        layer.look_ahead(self.shared)
+        if event.phase == Phase.DECODE:
+            missing = sum((event.layer, expert) not in cache.resident for expert in event.experts)
+            layer.churn += 0.02 * (missing - layer.churn)
+        held = sum(key[0] == event.layer for key in cache.resident)
+        layer.look_ahead(self.shared, 10 / (10 + held / max(layer.churn, 1e-3)))
 
     def _learn(self, layer, used):
         surprise = used - logistic(layer.value)
@@ -286,18 +290,19 @@ class SlowBlend(SlowPolicy):
         layer.own += 0.05 * gradient / np.sqrt(layer.energy)
 
     def score(self, cache, event, key):
-        return self.layers[key[0]].value[key[1]]
+        return self.layers[key[0]].worth[key[1]]
 
 
 class _BlendLayer:
     """What blend knows of one layer."""
 
-    def __init__(self, experts):
+    def __init__(self, experts, top_k):
         self.seen_tokens = 0
+        self.churn = float(top_k)
         self.rates = np.zeros((7, experts))
         self.features = np.zeros((10, experts))
         self.features[9] = 1.0
-        self.value = np.full(experts, -4.0)
+        self.value = self.worth = np.full(experts, -4.0)
         self.own, self.energy = np.zeros(10), np.full(10, 1e-3)
         self.follows, self.followed = np.zeros((experts, experts)), np.zeros(experts)
         self.previous = ()
@@ -314,7 +319,7 @@ class _BlendLayer:
             self.follows[before, list(experts)] += 1
         self.previous = experts
 
-    def look_ahead(self, shared):
+    def look_ahead(self, shared, discount):
         self.features[:7] = np.sqrt(self.rates)
         self.features[7:9] = 0.0
         if self.previous:
@@ -324,7 +329,10 @@ class _BlendLayer:
             self.features[7] = np.sqrt(chance.mean(axis=0))
             self.features[8] = ((chance - usual) / (chance + usual)).sum(axis=0)
         # One feature after the other, so that experts with the same past get the same bits and ties stay ties.
-        self.value = sum(weight * row for weight, row in zip(shared + self.own, self.features, strict=True))
+        weights = shared + self.own
+        steady = weights[9] + sum(weight * row for weight, row in zip(weights[:7], self.features[:7], strict=True))
+        passing = weights[7] * self.features[7] + weights[8] * self.features[8]
+        self.value, self.worth = steady + passing, steady + discount * passing
 
 
 def logistic(x):

@@ -24,6 +24,8 @@ FEATURES = RATES + 3
 
 _LANES = 8  # rows are padded to whole vectors, and sums run in fixed lanes: the same bits on every machine
 _LEARN_RATE = 0.05
+_SPELL = 10.0  # passes; a resident that stays so long takes half of what holds for the next pass only
+_CHURN_RATE = 0.02
 _SMOOTH = 4.0  # a transition row starts as this many tokens of the all-time rate
 _RARE = 1e-3
 _TABLE_BYTES = 64 << 20  # above this the transition table stays off unless asked for
@@ -32,7 +34,9 @@ _TABLE_BYTES = 64 << 20  # above this the transition table stays off unless aske
 class BlendState(NamedTuple):
     """What is known of each expert, and the weights that turn it into a chance."""
 
-    value: Grid  # the score, log-odds of use at the next pass; rows padded
+    value: Grid  # log-odds of use at the next pass; rows padded
+    worth: Grid  # the score: the same, with less weight on what will have passed by then
+    churn: Any  # float64 [layers], experts missing per pass, lately
     rates: Any  # float64 [layers, RATES, padded experts]
     features: Any  # float64 [layers, FEATURES, padded experts]
     seen: Any  # float64 [layers], tokens
@@ -63,13 +67,25 @@ def observe(state: BlendState, table: Any, ask: Ask) -> None:
     else:
         _update_rates(state, ask.layer, used, float(ask.tokens))
         state.previous[ask.layer, 0] = 0
-    _look_ahead(state, ask.layer)
+    _look_ahead(state, ask.layer, _discount(state, table, ask))
 
 
 @compiled
 def score(state: BlendState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
-    """The log-odds of use at the layer's next pass."""
-    return state.value[layer, expert]
+    """The log-odds of use at the layer's next passes."""
+    return state.worth[layer, expert]
+
+
+@compiled
+def _discount(state: BlendState, table: Any, ask: Ask) -> Any:
+    """How much of the transitions to believe: they speak of the next pass, and a resident stays for many."""
+    missing = 0
+    for expert in ask.experts:
+        missing += table.slot_of[ask.layer, expert] < 0
+    if ask.phase == 1:
+        state.churn[ask.layer] += _CHURN_RATE * (missing - state.churn[ask.layer])
+    stay = table.resident[ask.layer] / max(state.churn[ask.layer], _RARE)
+    return _SPELL / (_SPELL + stay)
 
 
 @compiled
@@ -144,22 +160,25 @@ def _follow(state: BlendState, ask: Ask) -> None:
 
 
 @compiled
-def _look_ahead(state: BlendState, layer: int) -> None:
-    """Fill the layer's features and scores for its next pass."""
-    features, value = state.features[layer], state.value[layer]
+def _look_ahead(state: BlendState, layer: int, discount: float) -> None:
+    """Fill the layer's features, chances and scores for its next pass."""
+    features, value, worth = state.features[layer], state.value[layer], state.worth[layer]
+    bias = state.shared[BIAS] + state.own[layer, BIAS]
+    for e in range(len(worth)):
+        worth[e] = bias
     for r in range(RATES):
         row, rate = features[r], state.rates[layer, r]
+        weight = state.shared[r] + state.own[layer, r]
         for e in range(len(row)):
             row[e] = math.sqrt(rate[e])
+            worth[e] += weight * row[e]
     _transitions(state, layer)
-    bias = state.shared[BIAS] + state.own[layer, BIAS]
+    mean_weight = state.shared[MEAN] + state.own[layer, MEAN]
+    lift_weight = state.shared[LIFT] + state.own[layer, LIFT]
     for e in range(len(value)):
-        value[e] = bias
-    for f in range(BIAS):
-        weight = state.shared[f] + state.own[layer, f]
-        row = features[f]
-        for e in range(len(row)):
-            value[e] += weight * row[e]
+        passing = mean_weight * features[MEAN, e] + lift_weight * features[LIFT, e]
+        value[e] = worth[e] + passing
+        worth[e] += discount * passing
 
 
 @compiled
@@ -218,6 +237,8 @@ class Blend(Policy):
         features[:, BIAS, :experts] = 1.0
         return BlendState(
             value=np.full((layers, padded), shared[BIAS]),
+            worth=np.full((layers, padded), shared[BIAS]),
+            churn=np.full(layers, float(shape.top_k)),
             rates=np.zeros((layers, RATES, padded)),
             features=features,
             seen=np.zeros(layers),
