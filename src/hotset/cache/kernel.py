@@ -125,15 +125,16 @@ def weakest_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
     return found
 
 
-def sit(table: Table, ask: Ask, row: int, slot: int) -> None:
-    """Give the row-th missing expert this slot."""
+def sit(table: Table, ask: Ask, row: int, slot: int, left_layer: int, left_expert: int) -> None:
+    """Give the row-th missing expert this slot, and note who left it."""
     expert = table.loads[row, 0]
     table.slot_of[ask.layer, expert] = slot
     table.layer_in[slot] = ask.layer
     table.expert_in[slot] = expert
     table.resident[ask.layer] += 1
     table.loads[row, 1] = slot
-    table.counters[ask.phase, ADMITTED, ask.layer] += 1
+    table.loads[row, 2] = left_layer
+    table.loads[row, 3] = left_expert
 
 
 def take_free(table: Table, ask: Ask, missing: int) -> int:
@@ -142,7 +143,7 @@ def take_free(table: Table, ask: Ask, missing: int) -> int:
     seated = int(min(missing, table.num_free[group]))
     for row in range(seated):
         table.num_free[group] -= 1
-        sit(table, ask, row, table.free[table.bounds[group] + table.num_free[group]])
+        sit(table, ask, row, table.free[table.bounds[group] + table.num_free[group]], -1, -1)
     return seated
 
 
@@ -161,9 +162,7 @@ def replace_weakest(table: Table, state: Any, ask: Ask, admit: int, row: int, mi
         table.slot_of[layer, expert] = -1
         table.resident[layer] -= 1
         table.counters[ask.phase, EVICTED, layer] += 1
-        sit(table, ask, row, slot)
-        table.loads[row, 2] = layer
-        table.loads[row, 3] = expert
+        sit(table, ask, row, slot, layer, expert)
         row += 1
     return row
 
@@ -179,14 +178,15 @@ def serve(table: Table, state: Any, ask: Ask, admit: int) -> int:
     observe(state, table, ask)
     if missing == 0:
         return 0
-    for row in range(missing):
-        for column in range(1, 4):  # element by element: a slice assignment costs more than all the rest
-            table.loads[row, column] = -1
     if missing > 1 and seats_are_scarce(table, ask, admit, missing):
         rank_missing(table, state, ask, missing)
     seated = take_free(table, ask, missing)
     if seated < missing and admit != FREE:
         seated = replace_weakest(table, state, ask, admit, seated, missing)
+    for row in range(seated, missing):
+        for column in range(1, 4):  # element by element: a slice assignment costs more than all the rest
+            table.loads[row, column] = -1
+    table.counters[ask.phase, ADMITTED, ask.layer] += seated
     table.counters[ask.phase, STAGED, ask.layer] += missing - seated
     return missing
 
