@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hotset._version import __version__
 
 if TYPE_CHECKING:
+    from hotset import reference
     from hotset.errors import HotsetError
     from hotset.shape import Budget, ExpertKey, ModelShape
     from hotset.sim import simulate
@@ -33,12 +34,15 @@ __all__ = [
     "Phase",
     "Trace",
     "__version__",
+    "reference",
     "simulate",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `import hotset` stays fast."""
+    if name == "reference":
+        return import_module("hotset.reference")
     if name not in _HOMES:
         raise AttributeError(f"module 'hotset' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
