@@ -240,6 +240,12 @@ def test_default_budgets_that_are_too_small_are_left_out():
     assert {row.budget for row in rows} == {"25%", "40%", "50%"}
 
 
+def test_what_is_left_out_is_said():
+    trace = random_trace(shape=ModelShape(2, 10, 3))
+    notes = simulate({"t": trace}, Sweep(policies=("lru",))).notes
+    assert "t: 5%, 10% of the experts cannot hold one event, so they are left out" in notes
+
+
 def test_no_default_budget_works():
     shape = ModelShape(1, 3, 3)
     with pytest.raises(BudgetError, match="every default budget is too small"):

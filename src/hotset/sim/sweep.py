@@ -91,8 +91,11 @@ def has_warm_rows(trace: Trace, sweep: Sweep) -> bool:
 def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
     """What to know before reading the rows of this trace."""
     lines: list[str] = []
-    asked = sweep.asked_for()
-    for _, plan in plans(trace, sweep):
+    asked, kept = sweep.asked_for(), plans(trace, sweep)
+    skipped = [text for text in BUDGETS if Budget.parse(text) not in {budget for budget, _ in kept}]
+    if skipped and not sweep.budgets:
+        lines.append(f"{name}: {', '.join(skipped)} of the experts cannot hold one event, so they are left out")
+    for _, plan in kept:
         lines.extend(f"{name}: {warning}" for policy in asked if (warning := plan.warning(policy.name)))
     if trace.requests < 2:
         lines.append(f"{name}: one request cannot be split to fit and judge, so there are no warm rows")
