@@ -46,7 +46,8 @@ def main() -> None:
         "policy_quality",
         {
             "trace": "gpt-oss-20b, all 92,453 decode tokens in recorded order",
-            "unit": "decode hit rate in percent; layer scope; streams share passes unless in turns; cold start (static: fit on half)",
+            "unit": "decode hit rate in percent; layer scope; streams share passes unless in turns; cold start "
+            "(static: fit on half)",
             "streams": table,
         },
     )
