@@ -25,9 +25,9 @@ def hotset_rates(events: EventTable) -> dict[str, dict[str, float]]:
     return {name: {f"{share:g}": rate(events, name, share) for share in FRACTIONS} for name in names()}
 
 
-def rate(events: EventTable, policy: str, share: float) -> float:
+def rate(events: EventTable, policy: str, share: float, scope: Scope = Scope.LAYER) -> float:
     """Million accesses per second of one policy at one size."""
-    plan = SlotPlan(events.shape, int(share * events.shape.total_experts))
+    plan = SlotPlan(events.shape, int(share * events.shape.total_experts), scope)
     replay(plan, policy, events)  # compile
     return round(events.accesses / best_of(REPEATS, lambda: replay(plan, policy, events)) / 1e6, 1)
 
@@ -73,6 +73,7 @@ def main() -> None:
         "events": len(events),
         "unit": "million accesses per second, one core, after compilation, best of runs, by share of experts resident",
         "layer_scope": hotset_rates(events),
+        "pool_scope_lru": {f"{share:g}": rate(events, "lru", share, Scope.POOL) for share in FRACTIONS},
         "libcachesim_lru": libcachesim_rates(events),
         "lru_all_sizes_s": {
             "layer": round(best_of(REPEATS, lambda: lru_curve(events)), 3),
@@ -81,6 +82,7 @@ def main() -> None:
     }
     for policy, rates in figures["layer_scope"].items():
         print(f"{policy:>10}  " + "  ".join(f"{share}: {rate:6.1f} M/s" for share, rate in rates.items()))
+    print("lru in one pool", figures["pool_scope_lru"])
     print("libCacheSim LRU", figures["libcachesim_lru"])
     print("LRU, all sizes at once", figures["lru_all_sizes_s"], "s")
     publish("replay_speed", figures)
