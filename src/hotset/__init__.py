@@ -10,6 +10,8 @@ from hotset._version import __version__
 if TYPE_CHECKING:
     from hotset import reference
     from hotset.errors import HotsetError
+    from hotset.models.attach import attach, detach
+    from hotset.models.load import load
     from hotset.shape import Budget, ExpertKey, ModelShape
     from hotset.sim import simulate
     from hotset.trace import Event, Phase, Trace
@@ -22,6 +24,9 @@ _HOMES = {
     "ModelShape": "hotset.shape",
     "Phase": "hotset.trace",
     "Trace": "hotset.trace",
+    "attach": "hotset.models.attach",
+    "detach": "hotset.models.attach",
+    "load": "hotset.models.load",
     "simulate": "hotset.sim",
 }
 
@@ -34,6 +39,9 @@ __all__ = [
     "Phase",
     "Trace",
     "__version__",
+    "attach",
+    "detach",
+    "load",
     "reference",
     "simulate",
 ]

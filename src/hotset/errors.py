@@ -17,3 +17,11 @@ class TraceError(HotsetError):
 
 class PolicyError(HotsetError):
     """A policy that does not exist, or an option that it does not have."""
+
+
+class StoreError(HotsetError):
+    """A file with expert weights that is damaged, missing or of a kind that cannot be read."""
+
+
+class ModelError(HotsetError):
+    """A model that hotset cannot run, or not in this way."""

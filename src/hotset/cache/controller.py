@@ -113,6 +113,19 @@ class Controller:
         layers, experts = np.divmod(order, self.plan.shape.experts)
         return self._kernels.fill(self.table, layers.astype(np.int32), experts.astype(np.int32))
 
+    def drop(self, keys: Iterable[ExpertKey]) -> None:
+        """Empty the slots of these experts: what was to be loaded there never arrived."""
+        for layer, expert in map(self._known, keys):
+            slot = int(self.table.slot_of[layer, expert])
+            if slot < 0:
+                continue
+            group = int(self.table.group_of[layer])
+            self.table.slot_of[layer, expert] = -1
+            self.table.layer_in[slot] = self.table.expert_in[slot] = -1
+            self.table.resident[layer] -= 1
+            self.table.free[self.table.bounds[group] + self.table.num_free[group]] = slot
+            self.table.num_free[group] += 1
+
     def pin(self, keys: Iterable[ExpertKey]) -> None:
         """Keep these experts for good, taking empty slots for those not resident; refused whole if one finds none."""
         grid = np.zeros((self.plan.shape.layers, self.plan.shape.experts))

@@ -1,0 +1,93 @@
+"""Turns the budget that a person asked for into slots, leaving room for everything else a model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hotset.cache.plan import Scope, SlotPlan
+from hotset.errors import BudgetError
+from hotset.models.site import Site
+from hotset.runtime.machine import available_memory_bytes
+from hotset.shape import Budget, ModelShape, format_size
+from hotset.store import Catalog
+
+AUTO = "auto"
+SAFETY = 0.1
+"""The share of free memory that `auto` leaves to others and to what it cannot foresee."""
+CONTEXT_TOKENS = 4096
+"""The context whose key-value cache `auto` leaves room for."""
+
+
+def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:
+    """The model's shape; layers may differ, and the largest counts."""
+    return ModelShape(
+        layers=len(sites),
+        experts=max(site.experts for site in sites),
+        top_k=max(site.top_k for site in sites),
+        expert_bytes=catalog.slot_bytes,
+    )
+
+
+def default_staging(shape: ModelShape) -> int:
+    """Slots that experts only pass through: a whole event's worth, so that no load waits for another, within reason."""
+    return max(2, min(shape.top_k, 8))
+
+
+def plan_slots(
+    memory: str | Budget, shape: ModelShape, *, scope: Scope, staging: int | None, free_bytes: int
+) -> SlotPlan:
+    """The slots for a budget; a budget in bytes pays for the staging, too."""
+    room = default_staging(shape) if staging is None else staging
+    if room < 1:
+        raise BudgetError("staging needs at least one slot: experts that find no place in the cache pass through it")
+    budget = _auto(free_bytes) if memory == AUTO else memory if isinstance(memory, Budget) else Budget.parse(memory)
+    if budget.size_bytes is not None and staging is None:
+        room = _affordable_staging(budget.size_bytes, shape, room, scope)
+    slots = budget.slots_for(shape, room)
+    least = least_slots(shape, scope)
+    if slots < least:
+        raise BudgetError(
+            f"{budget} holds {slots} of {shape.total_experts} experts beside {room} for staging; the smallest budget "
+            f"that works is {least} slots, or {format_size((least + room) * (shape.expert_bytes or 0))}"
+            + (" (memory is short: close other programs, or use a machine with more)" if memory == AUTO else "")
+        )
+    return SlotPlan(shape, slots, scope, room)
+
+
+def least_slots(shape: ModelShape, scope: Scope) -> int:
+    """The fewest slots with which every layer can cache at all."""
+    return shape.layers if scope is Scope.LAYER else shape.top_k
+
+
+def _affordable_staging(size_bytes: int, shape: ModelShape, wished: int, scope: Scope) -> int:
+    """Less staging where the budget is so tight that staging would eat the cache."""
+    affordable = size_bytes // (shape.expert_bytes or 1) - least_slots(shape, scope)
+    return max(1, min(wished, affordable))
+
+
+def _auto(free_bytes: int) -> Budget:
+    return Budget(size_bytes=max(int(free_bytes * (1 - SAFETY)), 0))
+
+
+def free_bytes_for_experts(model: Any, device_type: str) -> int:
+    """The free memory of the device, less what the rest of the model and a context of usual length will take."""
+    if device_type == "cuda":
+        import torch
+
+        free = int(torch.cuda.mem_get_info()[0])
+    else:
+        free = available_memory_bytes()
+    experts = set(getattr(model, "_hotset_shapes", {}))
+    dense: int = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if name not in experts)
+    return max(free - dense - context_bytes(model.config), 0)
+
+
+def context_bytes(config: Any, tokens: int = CONTEXT_TOKENS) -> int:
+    """The key-value cache of so many tokens, for attention of the usual kind, and some activations."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers = getattr(text, "num_hidden_layers", 32) or 32
+    heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 32) or 32
+    hidden = getattr(text, "hidden_size", 4096) or 4096
+    width = getattr(text, "head_dim", None) or hidden // (getattr(text, "num_attention_heads", 32) or 32)
+    return int(tokens * layers * heads * width * 2 * 2 + tokens * hidden * 16)

@@ -1,0 +1,103 @@
+"""The checkpoint as transformers reads it: which stored tensors become which parameter, and by which conversion.
+
+The library's own mapping decides, so that whatever it can load, hotset can find.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from hotset.errors import ModelError, StoreError
+from hotset.store.header import StoredTensor, read_header
+
+
+@dataclass
+class ParameterSource:
+    """The stored tensors of one parameter, by the pattern of the converter that they match."""
+
+    converter: Any | None
+    tensors: dict[str, list[StoredTensor]] = field(default_factory=dict)
+
+    def convert(self, name: str, pieces: dict[str, list[torch.Tensor]], model: Any) -> torch.Tensor:
+        """Run the library's conversion on the tensors of one expert; the result has one leading row."""
+        if self.converter is None:
+            return next(iter(pieces.values()))[0]
+        converter = deepcopy(self.converter)
+        for pattern, tensors in pieces.items():
+            for number, tensor in enumerate(tensors):
+                converter.add_tensor(name, f"{pattern}.{number}", pattern, lambda tensor=tensor: tensor)
+        results = converter.convert(name, model=_OneExpert(model), config=model.config, hf_quantizer=None)
+        found = results[name] if name in results else next(iter(results.values()))
+        result: torch.Tensor = found[0] if isinstance(found, list) else found
+        return result
+
+
+class _OneExpert:
+    """The model as a conversion sees it that asks for shapes: every parameter has but one expert."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def get_parameter_or_buffer(self, name: str) -> Any:
+        shape = self._model._hotset_shapes[name]
+        return SimpleNamespace(shape=torch.Size((1, *shape[1:])), dim=lambda: len(shape))
+
+    get_parameter = get_parameter_or_buffer
+
+
+def read_headers(files: Sequence[str]) -> dict[str, StoredTensor]:
+    """All tensors of a checkpoint's files."""
+    for file in files:
+        if not str(file).endswith(".safetensors"):
+            raise StoreError(f"{file} is no safetensors file: save the model once with save_pretrained to convert it")
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors.update(read_header(Path(file)))
+    return tensors
+
+
+def parameter_sources(
+    model: Any, files: Sequence[str], mapping: Sequence[Any], wanted: set[str]
+) -> dict[str, ParameterSource]:
+    """Where the wanted parameters come from, found as the loader of transformers would."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    known, prefix = model.state_dict(), model.base_model_prefix
+    stored = read_headers(files)
+    found: dict[str, ParameterSource] = {}
+    for key in sorted(stored, key=dot_natural_key):
+        name, pattern = rename_source_key(key, renamings, converters, prefix, known)
+        if name not in known and key in known:
+            name, pattern = rename_source_key(key, [], [], base_model_prefix=prefix, meta_state_dict=known)
+        names = [name] if pattern is None else _targets(name, by_pattern[pattern])
+        for target in names:
+            if target in wanted:
+                source = found.setdefault(target, ParameterSource(by_pattern[pattern] if pattern else None))
+                source.tensors.setdefault(pattern or key, []).append(stored[key])
+    absent = sorted(wanted - set(found))
+    if absent:
+        raise ModelError(
+            f"the checkpoint does not hold {absent[0]}{f' and {len(absent) - 1} more' if absent[1:] else ''}: "
+            "it is incomplete, or of another model than its config says"
+        )
+    return found
+
+
+def _targets(name: str, converter: Any) -> list[str]:
+    """All parameters that a converter fills, given the first."""
+    first = re.escape(str(converter.target_patterns[0]))
+    return [re.sub(first, str(target), name, count=1) for target in converter.target_patterns]

@@ -1,0 +1,106 @@
+"""`model.hotset`: what a person can ask of, and tell, a model that runs through hotset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hotset.cache.counters import Count
+from hotset.errors import HotsetError
+from hotset.models.passes import PassWatcher
+from hotset.models.site import Site
+from hotset.runtime.engine import Clock, Engine
+from hotset.shape import format_size
+from hotset.trace import Phase, Trace
+from hotset.trace.recorder import Recorder
+
+
+class Handle:
+    """The cache of one model."""
+
+    def __init__(self, model: Any, engine: Engine, sites: list[Site], watcher: PassWatcher) -> None:
+        self.engine = engine
+        self.sites = sites
+        self.watcher = watcher
+        self.model_name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
+        self._undo: list[Callable[[], None]] = []
+        self._before = engine.controller.counters()
+        self._closed = False
+
+    def on_close(self, undo: Callable[[], None]) -> None:
+        """Have something undone when the handle is closed."""
+        self._undo.append(undo)
+
+    def stats(self) -> dict[str, Any]:
+        """What happened since the last reset: hits, bytes and time; hits and misses add up to the experts asked for."""
+        engine, clock = self.engine, self.engine.clock
+        counters = engine.controller.counters() - self._before
+        tokens = sum(clock.tokens)
+        plan = engine.controller.plan
+        return {
+            "engine": engine.kind,
+            "policy": str(engine.controller.policy),
+            "shape": {"layers": plan.shape.layers, "experts": plan.shape.experts, "top_k": plan.shape.top_k},
+            "slots": plan.cached,
+            "staging": plan.staging,
+            "scope": plan.scope.value,
+            "expert_bytes": plan.shape.expert_bytes,
+            "resident": len(engine.controller.residents()),
+            "memory": engine.resident_bytes(),
+            "resident_bytes": sum(engine.resident_bytes().values()),
+            "passes": clock.passes,
+            "tokens": tokens,
+            "asked": counters.total(Count.HITS) + counters.total(Count.MISSES),
+            "hits": counters.total(Count.HITS),
+            "misses": counters.total(Count.MISSES),
+            "hit_rate": counters.hit_rate(),
+            "prefill": counters.as_dict(Phase.PREFILL) | {"pass_tokens": clock.tokens[Phase.PREFILL]},
+            "decode": counters.as_dict(Phase.DECODE) | {"pass_tokens": clock.tokens[Phase.DECODE]},
+            "loaded_bytes": clock.loaded_bytes,
+            "bytes_per_token": clock.loaded_bytes / tokens if tokens else 0.0,
+            "pass_s": clock.pass_s,
+            "experts_s": clock.experts_s,
+            "stall_s": clock.stall_s,
+            "stall_share": clock.stall_s / clock.pass_s if clock.pass_s else 0.0,
+        }
+
+    def reset_stats(self) -> None:
+        """Count from here; what is resident and what was learnt stays."""
+        self._before = self.engine.controller.counters()
+        self.engine.clock = Clock()
+
+    @contextmanager
+    def trace(self, path: str | Path | None = None, *, meta: dict[str, str] | None = None) -> Iterator[Recorder]:
+        """Record what is routed inside the block; the trace is written at its end, also when it is left by an error."""
+        if self.engine.recorder is not None:
+            raise HotsetError("this model is being recorded already: end that recording first")
+        about = {"model": Path(self.model_name).name, "source": "hotset"} | (meta or {})
+        recorder = self.engine.recorder = Recorder(self.engine.shape, about)
+        try:
+            yield recorder
+        finally:
+            self.engine.recorder = None
+            if path is not None and recorder.blocks:
+                recorder.save(Path(path))
+
+    def recorded(self, recorder: Recorder) -> Trace:
+        """What a recorder has gathered so far."""
+        return recorder.finish()
+
+    def close(self) -> None:
+        """Stop the threads and free the slots; the model can no longer run."""
+        if self._closed:
+            return
+        self._closed = True
+        for undo in reversed(self._undo):
+            undo()
+        self.engine.close()
+
+    def __repr__(self) -> str:
+        plan = self.engine.controller.plan
+        size = format_size(sum(self.engine.resident_bytes().values()))
+        return (
+            f"<hotset: {plan.cached} of {plan.shape.total_experts} experts in {size}, {self.engine.controller.policy}>"
+        )

@@ -1,0 +1,84 @@
+"""Loading a model without its experts: their parameters are taken out just before the weights are read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotset.models.catalog import CatalogBuilder
+from hotset.models.checkpoint import parameter_sources
+from hotset.models.site import Site
+from hotset.models.sites import find_sites
+from hotset.store import Catalog
+
+_PATCHING = threading.Lock()
+
+
+@dataclass
+class LeanLoad:
+    """What was found out while loading."""
+
+    keep: Callable[[Any, list[Site], Catalog], bool]  # whether to load everything after all
+    sites: list[Site] | None = None
+    catalog: Catalog | None = None
+    kept: bool = False
+
+    def take_out(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
+        """Find the experts and their bytes, and take their parameters out of the model, unless all are kept."""
+        sites = find_sites(model)
+        wanted = {name for site in sites for name in site.parameters()}
+        remember_shapes(model, wanted)
+        sources = parameter_sources(model, files, mapping, wanted)
+        self.sites, self.catalog = sites, CatalogBuilder(model, sources).build(sites)
+        self.kept = self.keep(model, sites, self.catalog)
+        if not self.kept:
+            strip(model, sites)
+            ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+            model._keys_to_ignore_on_load_unexpected = ignored | {"expert", r"mlp\.(w1|v1|w2)"}
+
+
+def remember_shapes(model: Any, names: set[str]) -> None:
+    """Keep what later conversions and a detach need to know of parameters that will be gone."""
+    found = {name: model.get_parameter(name) for name in names}
+    model._hotset_shapes = {name: tuple(parameter.shape) for name, parameter in found.items()}
+    model._hotset_dtypes = {name: parameter.dtype for name, parameter in found.items()}
+
+
+def strip(model: Any, sites: Sequence[Site]) -> None:
+    """Replace the experts' parameters by shapes without memory, which neither loader nor initialiser touches."""
+    for site in sites:
+        site.module._is_hf_initialized = True  # type: ignore[assignment]
+        for name in site.parameters():
+            path, _, leaf = name.rpartition(".")
+            module = model.get_submodule(path)
+            parameter = module._parameters.pop(leaf)
+            shell = torch.empty_like(parameter, device="meta", requires_grad=False)
+            shell._is_hf_initialized = True  # type: ignore[attr-defined]
+            module.__dict__[leaf] = shell
+            module._is_hf_initialized = True
+
+
+@contextmanager
+def lean_loading(lean: LeanLoad) -> Iterator[None]:
+    """While open, the next model that transformers loads leaves its experts where they are."""
+    from transformers import PreTrainedModel
+
+    loader: Any = PreTrainedModel
+    original = loader._load_pretrained_model
+
+    def without_experts(model: Any, state_dict: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
+        if lean.sites is None and state_dict is None and files:
+            lean.take_out(model, files, config.weight_mapping or [])
+        return original(model, state_dict, files, config, *rest, **more)
+
+    with _PATCHING:
+        loader._load_pretrained_model = staticmethod(without_experts)
+        try:
+            yield
+        finally:
+            loader._load_pretrained_model = staticmethod(original)

@@ -1,0 +1,75 @@
+"""Watches the model's forward calls: whose tokens they compute, in which phase, and how long they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotset.runtime.engine import Engine
+from hotset.runtime.passes import Pass
+from hotset.trace import Phase
+
+
+class PassWatcher:
+    """Tells an engine of every forward pass; decode is a pass that adds one token to sequences already begun."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.passes = 0
+        self.requests = 0
+        self._batch = 0
+        self._began_s = 0.0
+
+    def attach(self, model: torch.nn.Module) -> Callable[[], None]:
+        """Watch a model; returns what ends it."""
+        handles = [
+            model.register_forward_pre_hook(self._before, with_kwargs=True),
+            model.register_forward_hook(self._after, always_call=False),
+        ]
+
+        def detach() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return detach
+
+    def _before(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tokens = _tokens(args, kwargs)
+        batch, length = (1, 1) if tokens is None else (tokens.shape[0], tokens.shape[1] if tokens.dim() > 1 else 1)
+        fresh = _seen_tokens(kwargs.get("past_key_values")) == 0
+        phase = Phase.DECODE if length == 1 and not fresh else Phase.PREFILL
+        if fresh or batch != self._batch:
+            self.requests += self._batch
+            self._batch = batch
+        self.passes += 1
+        self.engine.begin(Pass(self.passes, batch, length, phase, self.requests, self._ids(tokens)))
+        self._began_s = time.perf_counter()
+
+    def _ids(self, tokens: torch.Tensor | None) -> Any:
+        if self.engine.recorder is None or tokens is None or tokens.is_floating_point():
+            return None
+        return tokens.reshape(-1).cpu().numpy().astype(np.int32)
+
+    def _after(self, _: torch.nn.Module, __: Any, ___: Any) -> None:
+        self.engine.end(self.engine.current, time.perf_counter() - self._began_s)
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The new tokens of a call, as ids or as embeddings."""
+    for name in ("decoder_input_ids", "input_ids", "inputs_embeds", "decoder_inputs_embeds"):
+        found = kwargs.get(name)
+        if isinstance(found, torch.Tensor):
+            return found
+    return args[0] if args and isinstance(args[0], torch.Tensor) else None
+
+
+def _seen_tokens(cache: Any) -> int:
+    """How many tokens a key-value cache holds."""
+    if cache is None:
+        return 0
+    length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 1
+    return int(length)

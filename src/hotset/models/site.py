@@ -1,0 +1,54 @@
+"""A place in a model where experts work: what it is made of, and how to take over its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from hotset.runtime.math import ExpertMath
+
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""hidden [tokens, width], index and weights [tokens, top_k] -> [tokens, width]"""
+
+
+class Take(NamedTuple):
+    """Rows of one of the model's parameters, by its full name."""
+
+    parameter: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class SitePart:
+    """One tensor of every expert of a site: its shape, and the rows of parameters that it is made of, end to end."""
+
+    name: str
+    shape: tuple[int, ...]
+    takes: Callable[[int], tuple[Take, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """All experts of one MoE layer."""
+
+    name: str
+    module: torch.nn.Module
+    experts: int
+    top_k: int
+    parts: tuple[SitePart, ...]
+    math: ExpertMath
+    install: Callable[[Forward], Callable[[], None]]  # takes over the calls; returns what gives them back
+
+    def parameters(self) -> list[str]:
+        """The full names of all parameters that the experts are made of."""
+        names = {take.parameter: None for part in self.parts for e in range(self.experts) for take in part.takes(e)}
+        return list(names)
+
+
+def fused_part(name: str, parameter: str, shape: tuple[int, ...]) -> SitePart:
+    """A part that lies in one parameter whose first dimension counts the experts."""
+    return SitePart(name, shape, lambda expert: (Take(parameter, expert, expert + 1),))

@@ -1,0 +1,74 @@
+"""The memory of all slots: allocated once, never grown, every slot on a page of its own."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+from hotset.errors import BudgetError
+from hotset.runtime.machine import available_memory_bytes
+from hotset.shape import format_size
+from hotset.store import Part
+from hotset.store.catalog import Bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Arena:
+    """So many slots of equal size in one block of memory."""
+
+    slots: int
+    slot_bytes: int
+    memory: torch.Tensor  # uint8 [slots * slot_bytes]
+
+    @classmethod
+    def in_ram(cls, slots: int, slot_bytes: int) -> Arena:
+        """Slots in ordinary memory, in huge pages where the system has them."""
+        size = slots * slot_bytes
+        room = available_memory_bytes()
+        if size > room:
+            raise BudgetError(
+                f"{slots} slots need {format_size(size)} of memory and {format_size(room)} are available: "
+                "ask for a smaller --memory, or close other programs"
+            )
+        try:
+            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError) as error:
+            raise BudgetError(
+                f"the system refused {format_size(size)} of memory ({error}): ask for a smaller --memory"
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            _quietly_advise(block)
+        return cls(slots, slot_bytes, torch.frombuffer(block, dtype=torch.uint8))
+
+    def view(self, part: Part) -> torch.Tensor:
+        """One tensor of all slots, of shape (slots, *part.shape)."""
+        dtype: torch.dtype = getattr(torch, part.dtype)
+        flat = self.memory.view(dtype)
+        strides = torch.empty(part.shape, device="meta").stride()
+        return flat.as_strided(
+            (self.slots, *part.shape), (self.slot_bytes // dtype.itemsize, *strides), part.offset // dtype.itemsize
+        )
+
+    def rows(self) -> Bytes:
+        """The bytes of all slots, of shape (slots, slot_bytes); for memory that the processor can reach."""
+        rows: Bytes = self.memory.numpy().reshape(self.slots, self.slot_bytes)
+        return rows
+
+    @property
+    def size_bytes(self) -> int:
+        """All bytes of all slots."""
+        return self.slots * self.slot_bytes
+
+
+def _quietly_advise(block: mmap.mmap) -> None:
+    try:
+        block.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, ValueError):
+        return  # huge pages are a help, not a need
+
+
+def poison(arena: Arena) -> None:
+    """Fill all slots with not-a-number bytes, so that a test sees any use of what was never loaded."""
+    arena.memory.fill_(0xFF)

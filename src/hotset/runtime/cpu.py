@@ -1,0 +1,110 @@
+"""The engine on the processor: slots in memory, filled from disk while what is resident already computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hotset.cache.controller import Controller
+from hotset.runtime.arena import Arena
+from hotset.runtime.engine import Engine, Loads
+from hotset.runtime.event import LiveEvent
+from hotset.runtime.math import ExpertMath, SlotExperts
+from hotset.store import Catalog
+from hotset.transfer import Flight, Readers
+from hotset.transfer.readers import Load
+
+
+class CpuEngine(Engine):
+    """Slots in ordinary memory with a disk behind them."""
+
+    kind = "cpu"
+
+    def __init__(
+        self, controller: Controller, catalog: Catalog, maths: Sequence[ExpertMath], *, threads: int = 0
+    ) -> None:
+        super().__init__(controller, [len(layer.experts) for layer in catalog.layers])
+        plan = controller.plan
+        self.catalog = catalog
+        self.arena = Arena.in_ram(plan.cached + plan.staging, catalog.slot_bytes)
+        self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads)
+        self.layers = [
+            SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
+        ]
+        self._staging = list(range(plan.cached, plan.cached + plan.staging))
+        self._flight = Flight()
+        self._arrived: tuple[Loads | None, set[int]] = None, set()
+
+    def compute(self, layer: int, event: LiveEvent, which: npt.NDArray[np.bool_] | None) -> None:
+        """Compute some of the event's experts, all of them resident, or all."""
+        experts = event.experts if which is None else event.experts[which]
+        self._compute_in(layer, event, which, self.controller.table.slot_of[layer, experts].tolist())
+
+    def _compute_in(
+        self, layer: int, event: LiveEvent, which: npt.NDArray[np.bool_] | None, slots: Sequence[int]
+    ) -> None:
+        pairs, ends = event.places(which)
+        places = torch.from_numpy(pairs)
+        event.put(places, self.layers[layer](event.rows(places), slots, ends))
+
+    def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
+        """Bring in what is missing and compute everything: residents first, the rest as it arrives."""
+        order = loads[loads[:, 0].argsort()]
+        seated, staged = order[order[:, 1] >= 0], order[order[:, 1] < 0, 0].tolist()
+        where = dict(seated[:, :2].tolist())
+        free = list(self._staging)
+        flight = self._flight = Flight()
+        self._arrived = loads, set()
+        self._send(layer, flight, [Load(layer, expert, slot) for expert, slot in where.items()])
+        self._send_staged(layer, flight, staged, free, where)
+        residents = ~np.isin(event.experts, order[:, 0])
+        if residents.any():
+            self.compute(layer, event, residents)
+        while where:
+            began = time.perf_counter()
+            arrived = sorted(flight.take())
+            self.clock.stall_s += time.perf_counter() - began
+            self._arrived[1].update(arrived)
+            slots = [where.pop(expert) for expert in arrived]
+            self._compute_in(layer, event, np.isin(event.experts, arrived), slots)
+            free += [slot for slot in slots if slot >= self.controller.plan.cached]
+            self._send_staged(layer, flight, staged, free, where)
+
+    def _send_staged(
+        self, layer: int, flight: Flight, staged: list[int], free: list[int], where: dict[int, int]
+    ) -> None:
+        """Put as many of the experts that only pass through on their way as there is staging for."""
+        now = staged[: len(free)]
+        del staged[: len(now)]
+        slots = [free.pop() for _ in now]
+        where.update(zip(now, slots, strict=True))
+        self._send(layer, flight, [Load(layer, expert, slot) for expert, slot in zip(now, slots, strict=True)])
+
+    def _send(self, layer: int, flight: Flight, loads: list[Load]) -> None:
+        if loads:
+            source = self.catalog.layers[layer]
+            self.clock.loaded_bytes += sum(source.read_bytes(load.expert) for load in loads)
+            self.readers.start(flight, loads)
+
+    def lost(self, loads: Loads) -> list[int]:
+        """After a failure: the experts whose slots hold nothing to be trusted."""
+        self._flight.abandon()
+        arrived = self._arrived[1] if self._arrived[0] is loads else set()
+        return [expert for expert, slot in loads[:, :2].tolist() if slot >= 0 and expert not in arrived]
+
+    def resident_bytes(self) -> dict[str, int]:
+        """The bytes held, by what for."""
+        plan = self.controller.plan
+        return {
+            "slots": plan.cached * self.catalog.slot_bytes,
+            "staging": plan.staging * self.catalog.slot_bytes,
+        }
+
+    def close(self) -> None:
+        """Give back threads, files and memory."""
+        self.readers.close()
+        self.layers = []

@@ -1,0 +1,66 @@
+"""What memory this process may still take: the machine's, or less where a control group says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_NO_LIMIT_BYTES = 1 << 62
+_GROUPS = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+
+
+def available_memory_bytes() -> int:
+    """The memory that can be had without swapping, as far as the system tells."""
+    return max(min(_machine_bytes(), _group_bytes()), 0)
+
+
+def total_memory_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _machine_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return total_memory_bytes()
+    fields = {line.split(":")[0]: line.split()[1] for line in lines if ":" in line}
+    return int(fields.get("MemAvailable", fields["MemTotal"])) * 1024
+
+
+def _group_bytes() -> int:
+    """What the control groups of this process leave, from its own up to the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return _NO_LIMIT_BYTES
+    rooms = [_NO_LIMIT_BYTES]
+    for line in lines:
+        number, controllers, where = line.split(":", 2)
+        if number != "0" and "memory" not in controllers.split(","):
+            continue
+        root, limit, usage = _GROUPS[0] if number == "0" else _GROUPS[1]
+        folder = root / where.lstrip("/")
+        rooms += [_room(place, limit, usage) for place in (folder, *folder.parents) if place.is_relative_to(root)]
+    return min(rooms)
+
+
+def _room(folder: Path, limit: str, usage: str) -> int:
+    try:
+        most = int((folder / limit).read_text())
+        used = int((folder / usage).read_text())
+        inactive = _stat(folder, "total_inactive_file") or _stat(folder, "inactive_file")
+    except (OSError, ValueError):
+        return _NO_LIMIT_BYTES
+    return most - used + inactive
+
+
+def _stat(folder: Path, name: str) -> int:
+    for line in (folder / "memory.stat").read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0

@@ -1,0 +1,74 @@
+"""What one expert computes, and how it is computed on weights that lie in slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hotset.runtime.arena import Arena
+from hotset.store import SlotLayout
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMath:
+    """Two linear maps with something between them; the names say which tensors of the slot they use."""
+
+    up: str
+    down: str
+    gate: Callable[[Tensor], Tensor]
+    up_bias: str | None = None
+    down_bias: str | None = None
+    up_transposed: bool = False
+    down_transposed: bool = False
+    norm: Callable[[Tensor], Tensor] | None = None
+
+
+class SlotLinear:
+    """One linear map of all slots; the matrices are used where they lie."""
+
+    def __init__(self, arena: Arena, layout: SlotLayout, weight: str, bias: str | None, transposed: bool) -> None:
+        self.weights = arena.view(layout.part(weight))
+        self.biases = None if bias is None else arena.view(layout.part(bias))
+        self.transposed = transposed
+        self.width = self.weights.shape[2 if transposed else 1]
+        self._matrices: dict[int, Tensor] = {}
+
+    def matrix(self, slot: int) -> Tensor:
+        """The matrix of one slot, of shape (in, out)."""
+        found = self._matrices.get(slot)
+        if found is None:
+            found = self.weights[slot] if self.transposed else self.weights[slot].T
+            self._matrices[slot] = found
+        return found
+
+    def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """Map the rows up to each end by the matrix of each slot; a single row is mapped by all of them."""
+        rows = rows.to(self.weights.dtype)
+        shared = rows.shape[0] == 1
+        out = rows.new_empty((ends[-1], self.width))
+        start = 0
+        for slot, end in zip(slots, ends, strict=True):
+            torch.mm(rows if shared else rows[start:end], self.matrix(slot), out=out[start:end])
+            if self.biases is not None:
+                out[start:end] += self.biases[slot]
+            start = end
+        return out
+
+
+class SlotExperts:
+    """All experts of one layer, whichever slots they lie in."""
+
+    def __init__(self, arena: Arena, layout: SlotLayout, math: ExpertMath) -> None:
+        self.up = SlotLinear(arena, layout, math.up, math.up_bias, math.up_transposed)
+        self.down = SlotLinear(arena, layout, math.down, math.down_bias, math.down_transposed)
+        self.math = math
+
+    def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """Compute the rows up to each end by the expert of each slot."""
+        hidden = self.math.gate(self.up(rows, slots, ends))
+        out = self.down(hidden, slots, ends)
+        return out if self.math.norm is None else self.math.norm(out)

@@ -1,0 +1,69 @@
+"""The header of a safetensors file: where every tensor's bytes lie, without reading any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotset.errors import StoreError
+
+MAX_HEADER_BYTES = 100 << 20
+
+DTYPES = {
+    "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "I64": "int64", "I32": "int32", "I16": "int16",
+    "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor of a file: its type, its shape, and its bytes counted from the start of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size_bytes: int
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file; a file that does not hold all it promises raises StoreError."""
+    try:
+        with path.open("rb") as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(MAX_HEADER_BYTES, file_bytes):
+                raise StoreError(_damaged(path, f"its header claims {length:,} bytes"))
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    except (struct.error, ValueError) as error:
+        raise StoreError(_damaged(path, "its header cannot be read")) from error
+    tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
+    end = max((tensor.offset + tensor.size_bytes for tensor in tensors.values()), default=0)
+    if end > file_bytes:
+        raise StoreError(
+            f"{path} is truncated: it has {file_bytes:,} of {end:,} bytes; copy or download the file again"
+        )
+    return tensors
+
+
+def _tensor(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
+    try:
+        begin, end = entry["data_offsets"]
+        dtype = DTYPES[entry["dtype"]]
+        shape = tuple(int(size) for size in entry["shape"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(_damaged(path, f"the entry of {name} cannot be read")) from error
+    if not 0 <= begin <= end:
+        raise StoreError(_damaged(path, f"the entry of {name} ends before it begins"))
+    return StoredTensor(path, dtype, shape, base + begin, end - begin)
+
+
+def _damaged(path: Path, why: str) -> str:
+    return f"{path} is not a valid safetensors file: {why}; copy or download it again"

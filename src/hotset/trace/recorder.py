@@ -1,0 +1,103 @@
+"""Records the routing of a live run: rows are gathered layer by layer and become a Trace at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.errors import TraceError
+from hotset.shape import ModelShape
+from hotset.trace.event import Phase
+from hotset.trace.trace import NONE, Labels, Trace
+
+WIDEST = np.iinfo(np.int16).max
+
+
+@dataclass
+class Block:
+    """The tokens of one pass, or of the part of a pass that has as many tokens: an encoder's, then a decoder's."""
+
+    experts: npt.NDArray[np.int16]  # [tokens, layers, top_k]
+    weights: npt.NDArray[np.float16]
+    request: npt.NDArray[np.int32]
+    phase: Phase
+    token_ids: npt.NDArray[np.int32] | None
+    seen: set[int] = field(default_factory=set)
+
+
+class Recorder:
+    """Gathers what every layer routed; `finish` turns it into a trace."""
+
+    def __init__(self, shape: ModelShape, meta: dict[str, str] | None = None) -> None:
+        self.shape = shape
+        self.meta = meta or {}
+        self.blocks: list[Block] = []
+        self._pass = -1
+
+    def note(
+        self,
+        number: int,
+        layer: int,
+        index: npt.NDArray[np.int64],
+        weights: npt.NDArray[np.float16],
+        request: npt.NDArray[np.int32],
+        phase: Phase,
+        token_ids: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """Take in what one layer routed in the pass of this number: index and weights are [tokens, top_k]."""
+        block = self.blocks[-1] if self.blocks and number == self._pass else None
+        if block is None or layer in block.seen or len(block.experts) != len(index):
+            ids = token_ids if token_ids is not None and len(token_ids) == len(index) else None
+            block = self._begin(len(index), request, phase, ids)
+        self._pass = number
+        block.seen.add(layer)
+        width = min(index.shape[1], self.shape.top_k)
+        block.experts[:, layer, :width] = np.where(index < self.shape.experts, index, NONE)[:, :width]
+        block.weights[:, layer, :width] = weights[:, :width]
+
+    def _begin(
+        self, tokens: int, request: npt.NDArray[np.int32], phase: Phase, ids: npt.NDArray[np.int32] | None
+    ) -> Block:
+        layers, top_k = self.shape.layers, self.shape.top_k
+        block = Block(
+            np.full((tokens, layers, top_k), NONE, np.int16),
+            np.zeros((tokens, layers, top_k), np.float16),
+            request,
+            phase,
+            ids,
+        )
+        self.blocks.append(block)
+        return block
+
+    @property
+    def tokens(self) -> int:
+        """The tokens recorded so far."""
+        return sum(len(block.experts) for block in self.blocks)
+
+    def finish(self, labels: Labels = ()) -> Trace:
+        """All that was recorded, as a trace."""
+        if not self.blocks:
+            raise TraceError("nothing was recorded: run the model between the start and the end of the recording")
+        ids = [block.token_ids for block in self.blocks]
+        lengths = [len(block.experts) for block in self.blocks]
+        requests, request = np.unique(np.concatenate([block.request for block in self.blocks]), return_inverse=True)
+        return Trace(
+            shape=self.shape,
+            experts=np.concatenate([block.experts for block in self.blocks]),
+            request=request.astype(np.int32),
+            step=np.repeat(np.arange(len(self.blocks)), lengths).astype(np.int32),
+            phase=np.repeat([int(block.phase) for block in self.blocks], lengths).astype(np.uint8),
+            weights=np.concatenate([block.weights for block in self.blocks]),
+            token_ids=None if any(each is None for each in ids) else np.concatenate([i for i in ids if i is not None]),
+            labels=labels if len(labels) == len(requests) else (),
+            meta=self.meta,
+        )
+
+    def save(self, path: Path, labels: Labels = ()) -> Trace:
+        """Write what was recorded, whole or not at all."""
+        trace = self.finish(labels)
+        trace.save(path)
+        return trace

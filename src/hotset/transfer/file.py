@@ -1,0 +1,84 @@
+"""One file of a store, read past the page cache where the system allows it."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from pathlib import Path
+
+from hotset.errors import StoreError
+from hotset.store.layout import PAGE_BYTES, round_up
+
+RETRIES = 3
+RETRY_PAUSE_S = 0.02
+_PASSING = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT, errno.ENOMEM}
+_preadv = os.preadv  # tests replace it to inject faults
+
+
+def aligned_buffer(size_bytes: int) -> mmap.mmap:
+    """Fresh memory that begins on a page, as direct reads demand."""
+    return mmap.mmap(-1, round_up(max(size_bytes, 1), PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+class StoreFile:
+    """A file of a store; reads either fill the whole buffer or raise StoreError."""
+
+    def __init__(self, path: Path, *, direct: bool = True) -> None:
+        self.path = path
+        self.direct = direct and hasattr(os, "O_DIRECT")
+        try:
+            self._open()
+        except OSError as error:
+            raise StoreError(f"cannot open {path}: {error.strerror or error}") from error
+
+    def _open(self) -> None:
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+        try:
+            self.handle = os.open(self.path, flags | (os.O_DIRECT if self.direct else 0))
+        except OSError as error:
+            if not self.direct or error.errno != errno.EINVAL:
+                raise
+            self.direct = False  # this file system knows no direct reads
+            self.handle = os.open(self.path, flags)
+        self.size_bytes = os.fstat(self.handle).st_size
+        if not self.direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.handle, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def close(self) -> None:
+        """Give the file handle back."""
+        os.close(self.handle)
+
+    def fill(self, buffer: memoryview, offset: int, needed_bytes: int) -> None:
+        """Read from the offset until the first so many bytes of the buffer are there; direct reads must be aligned."""
+        done = 0
+        while done < needed_bytes:
+            got = self._read(buffer[done:], offset + done)
+            if got == 0:
+                raise StoreError(
+                    f"{self.path} ends at byte {offset + done:,}, but {needed_bytes - done:,} bytes should follow: "
+                    "the file was truncated; copy or download it again"
+                )
+            done += got
+            if self.direct and done < needed_bytes:
+                done -= done % PAGE_BYTES  # an interrupted direct read goes on at the last whole page
+        self._forget(offset, done)
+
+    def _read(self, buffer: memoryview, offset: int) -> int:
+        for attempt in range(RETRIES + 1):
+            try:
+                return _preadv(self.handle, [buffer], offset)
+            except OSError as error:
+                if error.errno not in _PASSING or attempt == RETRIES:
+                    raise StoreError(
+                        f"reading {self.path} at byte {offset:,} failed: {error.strerror or error}"
+                        f"{f' ({RETRIES + 1} tries)' if attempt else ''}; check the disk, or copy the file elsewhere"
+                    ) from error
+                time.sleep(RETRY_PAUSE_S * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _forget(self, offset: int, size_bytes: int) -> None:
+        """Keep the page cache from holding a second copy that no budget counts."""
+        if not self.direct and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.handle, offset, size_bytes, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,71 @@
+"""The experts that one event waits for: they land one by one, and the first to land is computed first."""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+
+from hotset.errors import HotsetError
+
+PATIENCE_S = 60.0
+"""How long a read may take once it was called off; a disk that is slower is taken for dead."""
+
+
+class Flight:
+    """Loads under way for one event."""
+
+    def __init__(self) -> None:
+        self.landed: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
+        self.under_way: set[int] = set()
+        self.cancelled = False
+        self._pieces: dict[int, int] = {}
+        self._errors: dict[int, BaseException] = {}
+        self._lock = threading.Lock()
+
+    def board(self, expert: int, pieces: int) -> None:
+        """Note that an expert is on its way in so many pieces."""
+        self.under_way.add(expert)
+        self._pieces[expert] = pieces
+
+    def piece_done(self, expert: int, error: BaseException | None = None) -> bool:
+        """Count one piece and keep its error; true for whoever brought the last, when nobody writes any more."""
+        with self._lock:
+            self._pieces[expert] -= 1
+            if error is not None:
+                self._errors.setdefault(expert, error)
+            return self._pieces[expert] == 0
+
+    def error_of(self, expert: int) -> BaseException | None:
+        """What went wrong with an expert, if anything."""
+        return self._errors.get(expert)
+
+    def land(self, expert: int, error: BaseException | None = None) -> None:
+        """Say that an expert is complete, or why it never will be."""
+        self.landed.put((expert, error))
+
+    def take(self) -> list[int]:
+        """Wait for at least one expert and return all that have landed; a failed load raises here."""
+        arrived = [self._next()]
+        while not self.landed.empty():
+            arrived.append(self._next())
+        return arrived
+
+    def abandon(self) -> None:
+        """Call off what has not begun, and return once nobody writes to a slot of this flight any more."""
+        self.cancelled = True
+        try:
+            for _ in range(len(self.under_way)):
+                self.landed.get(timeout=PATIENCE_S)
+        except Empty:
+            raise HotsetError("a reader thread does not answer: load the model again") from None
+        self.under_way.clear()
+
+    def _next(self) -> int:
+        expert, error = self.landed.get()
+        if error is not None:
+            self.landed.put((expert, error))  # abandon() still counts it
+            if isinstance(error, HotsetError):
+                raise error
+            raise HotsetError(f"loading expert {expert} failed: {error!r}") from error
+        self.under_way.discard(expert)
+        return expert

@@ -1,0 +1,197 @@
+"""Reader threads: they take loads from one queue and fill slots, demand before guesses."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hotset.errors import StoreError
+from hotset.store import Catalog, LayerSource, Segment
+from hotset.store.catalog import Bytes
+from hotset.store.layout import PAGE_BYTES
+from hotset.transfer.file import StoreFile, aligned_buffer
+from hotset.transfer.flight import Flight
+from hotset.transfer.spans import CHUNK_BYTES, Span, chunks
+
+DIGEST_BYTES = 16
+
+
+def digest_of(block: Bytes) -> bytes:
+    """The digest that a packed store keeps of every expert."""
+    return hashlib.blake2b(block.data, digest_size=DIGEST_BYTES).digest()
+
+
+class Load(NamedTuple):
+    """One expert to bring into one slot."""
+
+    layer: int
+    expert: int
+    slot: int
+
+
+@dataclass(slots=True)
+class Job:
+    """A piece of a load that one thread does at a stretch."""
+
+    flight: Flight
+    load: Load
+    spans: tuple[Span, ...]
+
+
+class Readers:
+    """A few threads that read experts from a store into slots."""
+
+    def __init__(self, catalog: Catalog, slot_of: Callable[[int], Bytes], *, threads: int = 0, direct: bool = True):
+        self.catalog = catalog
+        self.files = [StoreFile(path, direct=direct) for path in catalog.files]
+        self._slot_of = slot_of
+        self._verified = [bytearray(len(layer.experts)) for layer in catalog.layers]
+        self._jobs: deque[Job | None] = deque()
+        self._ready = threading.Semaphore(0)
+        self.threads = [self._start() for _ in range(threads or default_threads())]
+        self._dismiss = weakref.finalize(self, _dismiss, self._jobs, self._ready, len(self.threads))
+
+    def _start(self) -> threading.Thread:
+        worker = _Worker(weakref.proxy(self), self._jobs, self._ready)
+        thread = threading.Thread(target=worker.run, name="hotset-reader", daemon=True)
+        thread.start()
+        return thread
+
+    def start(self, flight: Flight, loads: list[Load]) -> None:
+        """Put loads on their way, in this order."""
+        jobs: list[Job] = []
+        for load in loads:
+            source = self.catalog.layers[load.layer]
+            pieces = _pieces(source, source.experts[load.expert])
+            flight.board(load.expert, len(pieces))
+            jobs += [Job(flight, load, spans) for spans in pieces]
+        self._jobs.extend(jobs)
+        self._ready.release(len(jobs))
+
+    def close(self) -> None:
+        """Let the threads end and the files go."""
+        self._dismiss()
+        for thread in self.threads:
+            thread.join()
+        for file in self.files:
+            file.close()
+        self.files = []
+
+    def bring(self, job: Job, scratch: Scratch) -> None:
+        """Read one piece of an expert into its slot."""
+        source = self.catalog.layers[job.load.layer]
+        slot = self._slot_of(job.load.slot)
+        if source.decode is None:
+            for span in job.spans:
+                self._read(span, slot, scratch)
+            return
+        raw = scratch.raw(source.raw_bytes(job.load.expert))
+        for span in job.spans:
+            self._read(span, raw, scratch)
+        source.decode(raw, slot)
+
+    def _read(self, span: Span, target: Bytes, scratch: Scratch) -> None:
+        file = self.files[span.file]
+        if span.straight and file.direct:
+            file.fill(target[span.target : span.target + span.size_bytes].data, span.offset, span.size_bytes)
+            return
+        if not file.direct:
+            for run in span.runs:
+                file.fill(target[run.target : run.target + run.size_bytes].data, run.offset, run.size_bytes)
+            return
+        begin = span.offset - span.offset % PAGE_BYTES
+        needed = span.offset + span.size_bytes - begin
+        window = scratch.window(needed)
+        file.fill(window.data, begin, needed)
+        for run in span.runs:
+            at = run.offset - begin
+            np.copyto(target[run.target : run.target + run.size_bytes], window[at : at + run.size_bytes])
+
+    def verify(self, load: Load) -> None:
+        """Check an expert against its digest, where the store has one, the first time it is read."""
+        if self.catalog.digests is None or self._verified[load.layer][load.expert]:
+            return
+        source, slot = self.catalog.layers[load.layer], self._slot_of(load.slot)
+        if digest_of(slot[: source.layout.used_bytes]) != self.catalog.digests[load.layer][load.expert]:
+            segment = source.experts[load.expert][0]
+            raise StoreError(
+                f"layer {load.layer}, expert {load.expert} does not match its digest: {self.files[segment.file].path} "
+                f"is damaged at byte {segment.offset:,} or after; pack the model again"
+            )
+        self._verified[load.layer][load.expert] = 1
+
+
+class Scratch:
+    """The memory of one thread for what cannot be read straight into a slot; it grows to the largest piece."""
+
+    def __init__(self) -> None:
+        self._window = np.empty(0, np.uint8)
+        self._raw = np.empty(0, np.uint8)
+
+    def window(self, needed_bytes: int) -> Bytes:
+        """Aligned room for a direct read that covers so many bytes."""
+        size = -(-needed_bytes // PAGE_BYTES) * PAGE_BYTES
+        if len(self._window) < size:
+            self._window = np.frombuffer(aligned_buffer(size), np.uint8)
+        return self._window[:size]
+
+    def raw(self, needed_bytes: int) -> Bytes:
+        """Room for the undecoded bytes of an expert."""
+        if len(self._raw) < needed_bytes:
+            self._raw = np.frombuffer(aligned_buffer(needed_bytes), np.uint8)
+        return self._raw[:needed_bytes]
+
+
+class _Worker:
+    """One thread's loop; it holds its owner weakly, so that forgotten readers end."""
+
+    def __init__(self, owner: Readers, jobs: deque[Job | None], ready: threading.Semaphore) -> None:
+        self.owner, self.jobs, self.ready = owner, jobs, ready
+
+    def run(self) -> None:
+        scratch = Scratch()
+        while True:
+            self.ready.acquire()
+            job = self.jobs.popleft()
+            if job is None:
+                return
+            self._do(job, scratch)
+
+    def _do(self, job: Job, scratch: Scratch) -> None:
+        flight, expert = job.flight, job.load.expert
+        error = StoreError("called off") if flight.cancelled else _caught(lambda: self.owner.bring(job, scratch))
+        if flight.piece_done(expert, error):
+            flight.land(expert, flight.error_of(expert) or _caught(lambda: self.owner.verify(job.load)))
+
+
+def _caught(work: Callable[[], None]) -> BaseException | None:
+    """Do the work and return what it raised: that belongs to whoever waits for the expert."""
+    try:
+        work()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _dismiss(jobs: deque[Job | None], ready: threading.Semaphore, threads: int) -> None:
+    jobs.extend([None] * threads)
+    ready.release(threads)
+
+
+def default_threads() -> int:
+    """Enough to keep a disk busy, few enough to leave the cores to the arithmetic."""
+    return min(4, max(2, (os.cpu_count() or 2) // 2))
+
+
+def _pieces(source: LayerSource, segments: tuple[Segment, ...]) -> list[tuple[Span, ...]]:
+    """Split an expert among threads, unless it must be decoded as a whole."""
+    spans = chunks(segments, CHUNK_BYTES)
+    return [tuple(spans)] if source.decode is not None else [(span,) for span in spans]
