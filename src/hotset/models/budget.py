@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError
 from hotset.models.site import Site
@@ -70,14 +72,9 @@ def _auto(free_bytes: int) -> Budget:
     return Budget(size_bytes=max(int(free_bytes * (1 - SAFETY)), 0))
 
 
-def free_bytes_for_experts(model: Any, device_type: str) -> int:
+def free_bytes_for_experts(model: Any, device: torch.device) -> int:
     """The free memory of the device, less what the rest of the model and a context of usual length will take."""
-    if device_type == "cuda":
-        import torch
-
-        free = int(torch.cuda.mem_get_info()[0])
-    else:
-        free = available_memory_bytes()
+    free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory_bytes()
     experts = set(getattr(model, "_hotset_shapes", {}))
     dense: int = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if name not in experts)
     return max(free - dense - context_bytes(model.config), 0)

@@ -13,7 +13,7 @@ from hotset.models.passes import PassWatcher
 from hotset.models.site import Site
 from hotset.runtime.engine import Clock, Engine
 from hotset.shape import format_size
-from hotset.trace import Phase, Trace
+from hotset.trace import Phase
 from hotset.trace.recorder import Recorder
 
 
@@ -25,17 +25,20 @@ class Handle:
         self.sites = sites
         self.watcher = watcher
         self.model_name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
-        self._undo: list[Callable[[], None]] = []
+        self.notes: list[str] = []
+        self.tap: Callable[[], list[Callable[[], None]]] = list  # sends calls here while recording, if they do not come
+        self._undo: list[Callable[[], Any]] = []
         self._before = engine.controller.counters()
         self._closed = False
 
-    def on_close(self, undo: Callable[[], None]) -> None:
+    def on_close(self, undo: Callable[[], Any]) -> None:
         """Have something undone when the handle is closed."""
         self._undo.append(undo)
 
     def stats(self) -> dict[str, Any]:
         """What happened since the last reset: hits, bytes and time; hits and misses add up to the experts asked for."""
         engine, clock = self.engine, self.engine.clock
+        engine.settle()
         counters = engine.controller.counters() - self._before
         tokens = sum(clock.tokens)
         plan = engine.controller.plan
@@ -55,7 +58,7 @@ class Handle:
             "asked": counters.total(Count.HITS) + counters.total(Count.MISSES),
             "hits": counters.total(Count.HITS),
             "misses": counters.total(Count.MISSES),
-            "hit_rate": counters.hit_rate(),
+            "hit_rate": 1.0 if engine.kind == "stock" else counters.hit_rate(),
             "prefill": counters.as_dict(Phase.PREFILL) | {"pass_tokens": clock.tokens[Phase.PREFILL]},
             "decode": counters.as_dict(Phase.DECODE) | {"pass_tokens": clock.tokens[Phase.DECODE]},
             "loaded_bytes": clock.loaded_bytes,
@@ -78,16 +81,15 @@ class Handle:
             raise HotsetError("this model is being recorded already: end that recording first")
         about = {"model": Path(self.model_name).name, "source": "hotset"} | (meta or {})
         recorder = self.engine.recorder = Recorder(self.engine.shape, about)
+        taps = self.tap()
         try:
             yield recorder
         finally:
             self.engine.recorder = None
+            for untap in taps:
+                untap()
             if path is not None and recorder.blocks:
                 recorder.save(Path(path))
-
-    def recorded(self, recorder: Recorder) -> Trace:
-        """What a recorder has gathered so far."""
-        return recorder.finish()
 
     def close(self) -> None:
         """Stop the threads and free the slots; the model can no longer run."""

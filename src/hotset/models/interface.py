@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
         tuple(parts),
         math,
         lambda f: take_over(module, f),
+        stock_of(module),
     )
 
 
@@ -69,6 +71,14 @@ def take_over(module: Any, forward: Forward) -> Callable[[], None]:
             config._experts_implementation = before
 
     return give_back
+
+
+def stock_of(module: Any) -> Forward:
+    """The implementation that the model's config names now."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    name, own = module.config._experts_implementation, type(module).forward.__wrapped__
+    return partial(ALL_EXPERTS_FUNCTIONS.get(name, own), module)
 
 
 def register() -> None:

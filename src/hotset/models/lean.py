@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hotset.models.catalog import CatalogBuilder
-from hotset.models.checkpoint import parameter_sources
+from hotset.models.checkpoint import ParameterSource, parameter_sources
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
 from hotset.store import Catalog
@@ -34,12 +34,17 @@ class LeanLoad:
         wanted = {name for site in sites for name in site.parameters()}
         remember_shapes(model, wanted)
         sources = parameter_sources(model, files, mapping, wanted)
+        drop_spare_rows(model, sites, sources)
         self.sites, self.catalog = sites, CatalogBuilder(model, sources).build(sites)
         self.kept = self.keep(model, sites, self.catalog)
         if not self.kept:
             strip(model, sites)
             ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-            model._keys_to_ignore_on_load_unexpected = ignored | {"expert", r"mlp\.(w1|v1|w2)"}
+            model._keys_to_ignore_on_load_unexpected = ignored | {
+                "expert",
+                r"mlp\.(w1|v1|w2)",
+                r"mlp\.(input|output)_linear",
+            }
 
 
 def remember_shapes(model: Any, names: set[str]) -> None:
@@ -47,6 +52,15 @@ def remember_shapes(model: Any, names: set[str]) -> None:
     found = {name: model.get_parameter(name) for name in names}
     model._hotset_shapes = {name: tuple(parameter.shape) for name, parameter in found.items()}
     model._hotset_dtypes = {name: parameter.dtype for name, parameter in found.items()}
+
+
+def drop_spare_rows(model: Any, sites: Sequence[Site], sources: dict[str, ParameterSource]) -> None:
+    """Forget stored tensors that are of a parameter but of none of its experts: LongCat's first matrix has some."""
+    for site in sites:
+        for name in site.parameters():
+            for tensors in sources[name].tensors.values():
+                if len(tensors) == model._hotset_shapes[name][0]:
+                    del tensors[site.experts :]
 
 
 def strip(model: Any, sites: Sequence[Site]) -> None:

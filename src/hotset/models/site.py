@@ -42,6 +42,7 @@ class Site:
     parts: tuple[SitePart, ...]
     math: ExpertMath
     install: Callable[[Forward], Callable[[], None]]  # takes over the calls; returns what gives them back
+    stock: Forward | None = None  # the stock implementation of the same call, where the family has one
 
     def parameters(self) -> list[str]:
         """The full names of all parameters that the experts are made of."""

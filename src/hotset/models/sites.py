@@ -7,6 +7,7 @@ import torch
 from hotset.errors import ModelError
 from hotset.models import interface
 from hotset.models.adapters import adapter_for
+from hotset.models.adapters._unsupported import refuse_unsupported
 from hotset.models.site import Site
 
 
@@ -14,6 +15,7 @@ def find_sites(model: torch.nn.Module) -> list[Site]:
     """All places where experts work; a model without any, or with ones that cannot be served, raises ModelError."""
     sites = []
     for name, module in model.named_modules():
+        refuse_unsupported(name, module)
         adapter = adapter_for(module)
         if adapter is not None:
             sites.append(adapter.site_of(name, module, model))

@@ -65,6 +65,15 @@ def trace(name: str) -> Trace:
     return Trace.load(trace_path(name))
 
 
+def inflate(width: int, out: str | Path, *, shard_bytes: int = 1_000_000_000) -> Path:
+    """Write the model with every expert padded to `width`: a checkpoint as large as wanted that says the same."""
+    this = inflate
+    from hotset.reference.inflate import write_checkpoint
+
+    globals()["inflate"] = this  # importing a submodule puts it in the place of the function of its name
+    return write_checkpoint(path(), width, Path(out), shard_bytes)
+
+
 def _known(name: str) -> str:
     if name not in workloads():
         raise HotsetError(f'no workload is called "{name}"; there are {", ".join(workloads())}')

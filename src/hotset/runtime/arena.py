@@ -42,6 +42,18 @@ class Arena:
             _quietly_advise(block)
         return cls(slots, slot_bytes, torch.frombuffer(block, dtype=torch.uint8))
 
+    @classmethod
+    def on_device(cls, slots: int, slot_bytes: int, device: torch.device) -> Arena:
+        """Slots in the memory of a GPU."""
+        size = slots * slot_bytes
+        try:
+            return cls(slots, slot_bytes, torch.empty(size, dtype=torch.uint8, device=device))
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise BudgetError(
+                f"the {device.type} device refused {format_size(size)} for {slots} slots: "
+                "ask for a smaller --memory, or close other programs that use it"
+            ) from error
+
     def view(self, part: Part) -> torch.Tensor:
         """One tensor of all slots, of shape (slots, *part.shape)."""
         dtype: torch.dtype = getattr(torch, part.dtype)

@@ -6,20 +6,19 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
 from hotset.runtime.arena import Arena
-from hotset.runtime.engine import Engine, Loads
-from hotset.runtime.event import LiveEvent
+from hotset.runtime.caching import CachingEngine, Loads
+from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.math import ExpertMath, SlotExperts
 from hotset.store import Catalog
 from hotset.transfer import Flight, Readers
 from hotset.transfer.readers import Load
 
 
-class CpuEngine(Engine):
+class CpuEngine(CachingEngine):
     """Slots in ordinary memory with a disk behind them."""
 
     kind = "cpu"
@@ -39,14 +38,12 @@ class CpuEngine(Engine):
         self._flight = Flight()
         self._arrived: tuple[Loads | None, set[int]] = None, set()
 
-    def compute(self, layer: int, event: LiveEvent, which: npt.NDArray[np.bool_] | None) -> None:
+    def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
         experts = event.experts if which is None else event.experts[which]
         self._compute_in(layer, event, which, self.controller.table.slot_of[layer, experts].tolist())
 
-    def _compute_in(
-        self, layer: int, event: LiveEvent, which: npt.NDArray[np.bool_] | None, slots: Sequence[int]
-    ) -> None:
+    def _compute_in(self, layer: int, event: LiveEvent, which: Which, slots: Sequence[int]) -> None:
         pairs, ends = event.places(which)
         places = torch.from_numpy(pairs)
         event.put(places, self.layers[layer](event.rows(places), slots, ends))
@@ -61,8 +58,8 @@ class CpuEngine(Engine):
         self._arrived = loads, set()
         self._send(layer, flight, [Load(layer, expert, slot) for expert, slot in where.items()])
         self._send_staged(layer, flight, staged, free, where)
-        residents = ~np.isin(event.experts, order[:, 0])
-        if residents.any():
+        residents = np.flatnonzero(~np.isin(event.experts, order[:, 0]))
+        if len(residents):
             self.compute(layer, event, residents)
         while where:
             began = time.perf_counter()
@@ -70,7 +67,7 @@ class CpuEngine(Engine):
             self.clock.stall_s += time.perf_counter() - began
             self._arrived[1].update(arrived)
             slots = [where.pop(expert) for expert in arrived]
-            self._compute_in(layer, event, np.isin(event.experts, arrived), slots)
+            self._compute_in(layer, event, event.positions(arrived), slots)
             free += [slot for slot in slots if slot >= self.controller.plan.cached]
             self._send_staged(layer, flight, staged, free, where)
 

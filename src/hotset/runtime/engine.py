@@ -1,29 +1,21 @@
-"""The engine: serves one event after another, the same way on every device."""
+"""What every engine has: a controller, a clock, and a place where routing can be recorded."""
 
 from __future__ import annotations
 
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
-from hotset.errors import HotsetError, ModelError
-from hotset.runtime.event import LiveEvent
+from hotset.errors import ModelError
 from hotset.runtime.passes import Pass
-from hotset.shape import ExpertKey, ModelShape
+from hotset.shape import ModelShape
 from hotset.trace import Phase
 from hotset.trace.recorder import Recorder
 
 Tensor = torch.Tensor
-Loads = npt.NDArray[np.int32]
-LoadListener = Callable[[int, Loads], None]
-"""Told of every event that had to load: its layer, and rows of expert, slot, layer and expert that left."""
 
 
 @dataclass
@@ -39,19 +31,15 @@ class Clock:
 
 
 class Engine(ABC):
-    """Experts of all layers under one controller; subclasses know how bytes and arithmetic are done on a device."""
+    """Serves the experts of all layers of a model."""
 
     kind = "abstract"
 
-    def __init__(self, controller: Controller, experts_per_layer: Sequence[int]) -> None:
+    def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.clock = Clock()
         self.recorder: Recorder | None = None
-        self.listener: LoadListener | None = None
         self.current = Pass(0, 1, 1, Phase.PREFILL, 0)
-        self._experts = list(experts_per_layer)
-        self._lock = threading.RLock()
-        self._broken = False
 
     @property
     def shape(self) -> ModelShape:
@@ -68,40 +56,8 @@ class Engine(ABC):
         self.clock.passes += 1
         self.clock.tokens[run.phase] += run.batch * run.length
 
-    @torch.no_grad()
-    def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
-        with self._lock:
-            if self._broken:
-                raise HotsetError("an earlier failure left this engine unusable: load the model again")
-            began = time.perf_counter()
-            event = LiveEvent(hidden, index, weights, self._experts[layer])
-            if len(event.experts):
-                self._serve(layer, event)
-            if self.recorder is not None:
-                self._record(layer, index, weights)
-            total = event.total()
-            self.clock.experts_s += time.perf_counter() - began
-            return total
-
-    def _serve(self, layer: int, event: LiveEvent) -> None:
-        run = self.current
-        missing = self.controller.route(layer, event.experts, event.counts, event.tokens, run.phase)
-        if missing == 0:
-            self.compute(layer, event, None)
-            return
-        loads = self.controller.table.loads[:missing].copy()
-        if self.listener is not None:
-            self.listener(layer, loads)
-        try:
-            self.fetch_and_compute(layer, event, loads)
-        except BaseException:
-            self._broken = True  # until the slots are known to be in order again
-            self.controller.drop(ExpertKey(layer, int(expert)) for expert in self.lost(loads))
-            self._broken = False
-            raise
-
-    def _record(self, layer: int, index: Tensor, weights: Tensor) -> None:
+    def record(self, layer: int, index: Tensor, weights: Tensor) -> None:
+        """Note what one layer routed, if anybody wants to know."""
         run, recorder = self.current, self.recorder
         if recorder is None:
             return
@@ -112,20 +68,15 @@ class Engine(ABC):
         recorder.note(run.number, layer, chosen, mass, request.astype(np.int32), run.phase, run.token_ids)
 
     @abstractmethod
-    def compute(self, layer: int, event: LiveEvent, which: npt.NDArray[np.bool_] | None) -> None:
-        """Compute some of the event's experts, all of them resident, or all."""
-
-    @abstractmethod
-    def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
-        """Bring in what is missing and compute everything, residents first."""
-
-    @abstractmethod
-    def lost(self, loads: Loads) -> list[int]:
-        """After a failure: the experts whose slots hold nothing to be trusted."""
+    def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
 
     @abstractmethod
     def resident_bytes(self) -> dict[str, int]:
         """The bytes held, by what for."""
+
+    def settle(self) -> None:  # noqa: B027 - only devices that work on their own have something to add
+        """Bring the clock up to date."""
 
     @abstractmethod
     def close(self) -> None:

@@ -7,6 +7,8 @@ import numpy.typing as npt
 import torch
 
 Tensor = torch.Tensor
+Which = npt.NDArray[np.int64] | None
+"""Some experts of an event by their places in it, or all of them."""
 
 
 class LiveEvent:
@@ -20,8 +22,9 @@ class LiveEvent:
         self.hidden = hidden
         self.weights = weights.reshape(-1)
         self.tokens, self.top_k = index.shape
-        flat = index.reshape(-1).cpu().numpy()
+        flat = self.flat = index.reshape(-1).cpu().numpy()
         counts = np.bincount(flat, minlength=experts)
+        self._num_experts = experts
         asked = counts[:experts].nonzero()[0]  # an index past the last expert means nobody
         self.experts: npt.NDArray[np.int32] = asked.astype(np.int32)
         self.counts: npt.NDArray[np.int32] = counts[asked].astype(np.int32)
@@ -29,13 +32,29 @@ class LiveEvent:
         self._ends = np.cumsum(self.counts)
         self._complete = int(self._ends[-1]) == len(flat) if len(asked) else False
         self._out: Tensor | None = None
+        self._raw: Tensor | None = None
 
-    def places(self, which: npt.NDArray[np.bool_] | None) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """The pairs of some of the experts, or of all, in the order of the experts, and where each expert's end."""
+    def places(self, which: Which) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """The pairs of some experts, in the order in which these are given, and where each expert's pairs end."""
         if which is None:
             return self._order[: self._ends[-1]], self._ends.tolist()
-        rows = np.repeat(which, self.counts)
-        return self._order[: len(rows)][rows], np.cumsum(self.counts[which]).tolist()
+        if self.tokens == 1 and self._complete:
+            return self._order[which], list(range(1, len(which) + 1))
+        counts = self.counts[which]
+        ends = self._ends[which]
+        pieces = [self._order[end - count : end] for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
+        return np.concatenate(pieces), np.cumsum(counts).tolist()
+
+    def positions(self, experts: list[int]) -> npt.NDArray[np.int64]:
+        """Where some experts stand among the event's."""
+        return np.searchsorted(self.experts, experts)
+
+    def slot_per_pair(self, experts: npt.NDArray[np.int32], slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The slot of every pair whose expert is among those given, and -1 for the others."""
+        table = np.full(self._num_experts + 1, -1, np.int32)
+        table[experts] = slots
+        found: npt.NDArray[np.int32] = table[np.minimum(self.flat, self._num_experts)]
+        return found
 
     def rows(self, places: Tensor) -> Tensor:
         """The input rows of some pairs; one token alone is every pair's input."""
@@ -48,8 +67,17 @@ class LiveEvent:
             self._out = self._fresh(weighted)
         self._out[places] = weighted
 
+    def raw(self, width: int, dtype: torch.dtype) -> Tensor:
+        """One row for every pair, to be filled in place with what the experts compute, not yet weighted."""
+        if self._raw is None:
+            make = torch.empty if self._complete else torch.zeros
+            self._raw = make((self.tokens * self.top_k, width), dtype=dtype, device=self.hidden.device)
+        return self._raw
+
     def total(self) -> Tensor:
         """The output of the layer."""
+        if self._raw is not None:
+            self._out = self._raw * self.weights.unsqueeze(-1)
         if self._out is None:
             return torch.zeros_like(self.hidden)
         return self._out.view(self.tokens, self.top_k, -1).sum(dim=1).to(self.hidden.dtype)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hotset.runtime.arena import Arena
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
+
+FEW_GROUPS = 2
+"""Up to so many experts are multiplied one by one on a GPU; more go into one grouped multiplication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class SlotLinear:
     def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Map the rows up to each end by the matrix of each slot; a single row is mapped by all of them."""
         rows = rows.to(self.weights.dtype)
+        if rows.is_cuda and len(slots) > FEW_GROUPS and rows.dtype == torch.bfloat16 and rows.shape[0] > 1:
+            return self._grouped(rows, slots, ends)
         shared = rows.shape[0] == 1
         out = rows.new_empty((ends[-1], self.width))
         start = 0
@@ -56,6 +62,21 @@ class SlotLinear:
             if self.biases is not None:
                 out[start:end] += self.biases[slot]
             start = end
+        return out
+
+    def _grouped(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """One grouped multiplication over the range of slots; the slots must rise."""
+        first, last = slots[0], slots[-1]
+        sizes = np.zeros(last - first + 1, np.int32)
+        sizes[np.array(slots) - first] = np.diff(ends, prepend=0)
+        offsets = torch.from_numpy(np.cumsum(sizes, dtype=np.int32)).to(rows.device, non_blocking=True)
+        matrices = self.weights[first : last + 1]
+        out = torch.nn.functional.grouped_mm(
+            rows, matrices if self.transposed else matrices.transpose(-2, -1), offs=offsets
+        )
+        if self.biases is not None:
+            which = np.repeat(np.array(slots), np.diff(ends, prepend=0))
+            out += self.biases[torch.from_numpy(which).to(rows.device, non_blocking=True)]
         return out
 
 

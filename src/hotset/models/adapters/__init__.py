@@ -1,8 +1,14 @@
-"""Families with their own code for experts: one file each, found by the name of the experts' class."""
+"""Families with their own code for experts: one file each, found by the name of the experts' class.
+
+A new family is a new file here; files whose name begins with an underscore are no families.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import importlib
+import pkgutil
+from functools import cache
+from typing import Protocol, cast
 
 import torch
 
@@ -21,7 +27,12 @@ class Adapter(Protocol):
 
 def adapter_for(module: torch.nn.Module) -> Adapter | None:
     """The adapter for a module, if it needs one."""
-    return _BY_CLASS.get(type(module).__name__)
+    return adapters().get(type(module).__name__)
 
 
-_BY_CLASS: dict[str, Adapter] = {}
+@cache
+def adapters() -> dict[str, Adapter]:
+    """All adapters in this folder, by the classes that they are for."""
+    names = [found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")]
+    files = [cast(Adapter, importlib.import_module(f"{__name__}.{name}")) for name in names]
+    return {class_name: file for file in files for class_name in file.CLASSES}

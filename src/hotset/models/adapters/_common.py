@@ -1,0 +1,47 @@
+"""What several adapters need: to replace a forward, to gate, and to name the parts of experts that are modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hotset.models.site import SitePart, Take
+
+Tensor = torch.Tensor
+
+
+def replace_forward(module: Any, forward: Callable[..., Any]) -> Callable[[], None]:
+    """Give one instance another forward; returns what undoes it."""
+    before = vars(module).get("forward")  # accelerate, for one, puts its own on the instance
+    module.forward = forward
+
+    def give_back() -> None:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+    return give_back
+
+
+def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The usual gate: the first half activated, times the second."""
+
+    def gate(both: Tensor) -> Tensor:
+        first, second = both.chunk(2, dim=-1)
+        return activation(first) * second
+
+    return gate
+
+
+def parent_of(name: str, model: torch.nn.Module) -> Any:
+    """The module that holds the one of this name."""
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def module_part(name: str, key: str, expert: torch.nn.Module) -> SitePart:
+    """A parameter of experts that are modules of their own, `expert_0` and so on; all are shaped like the one given."""
+    shape = tuple(expert.get_parameter(key).shape)
+    return SitePart(key, shape, lambda number: (Take(f"{name}.expert_{number}.{key}", 0, shape[0]),))

@@ -1,0 +1,40 @@
+"""DBRX: the experts lie end to end in three flat matrices, the last of them transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hotset.models.adapters._common import gated, parent_of, replace_forward
+from hotset.models.site import Forward, Site, SitePart, Take
+from hotset.runtime.math import ExpertMath
+
+Tensor = torch.Tensor
+
+CLASSES = ("DbrxExperts",)
+
+
+def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
+    """Describe one experts module."""
+    inner, width = module.ffn_hidden_size, module.hidden_size
+
+    def rows(*keys: str) -> Callable[[int], tuple[Take, ...]]:
+        return lambda expert: tuple(Take(f"{name}.mlp.{key}", expert * inner, (expert + 1) * inner) for key in keys)
+
+    parts = (
+        SitePart("gate_up", (2 * inner, width), rows("w1", "v1")),
+        SitePart("down", (inner, width), rows("w2")),
+    )
+    math = ExpertMath(up="gate_up", down="down", gate=gated(module.mlp.activation_fn), down_transposed=True)
+    top_k = parent_of(name, model).top_k
+    return Site(name, module, module.num_experts, top_k, parts, math, lambda f: _install(module, f))
+
+
+def _install(module: Any, forward: Forward) -> Callable[[], None]:
+    def experts(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        out = forward(hidden.reshape(-1, module.hidden_size), index, weights)
+        return out.view(hidden.shape[0], -1, module.hidden_size)
+
+    return replace_forward(module, experts)

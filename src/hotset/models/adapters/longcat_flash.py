@@ -1,0 +1,34 @@
+"""LongCat-Flash: the router may also choose experts without weights, which return their input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hotset.models.adapters._common import gated, parent_of, replace_forward
+from hotset.models.site import Forward, Site, fused_part
+from hotset.runtime.math import ExpertMath
+
+Tensor = torch.Tensor
+
+CLASSES = ("LongcatFlashExperts",)
+
+
+def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
+    """Describe one experts module."""
+    parts = tuple(
+        fused_part(key, f"{name}.{key}", tuple(getattr(module, key).shape[1:])) for key in ("gate_up_proj", "down_proj")
+    )
+    math = ExpertMath("gate_up_proj", "down_proj", gated(module.act_fn))
+    experts, top_k = module.num_routed_experts, parent_of(name, model).router.top_k
+    return Site(name, module, experts, top_k, parts, math, lambda f: _install(module, f))
+
+
+def _install(module: Any, forward: Forward) -> Callable[[], None]:
+    def experts(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        returned = weights.masked_fill(index < module.num_routed_experts, 0).sum(dim=-1, keepdim=True)
+        return forward(hidden, index, weights) + (hidden * returned).to(hidden.dtype)
+
+    return replace_forward(module, experts)

@@ -1,0 +1,23 @@
+"""Step 3.7: called as through the experts interface, without being part of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hotset.models.adapters._common import parent_of, replace_forward
+from hotset.models.site import Site, fused_part
+from hotset.runtime.math import ExpertMath
+
+CLASSES = ("Step3p7Experts",)
+
+
+def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
+    """Describe one experts module."""
+    parts = tuple(
+        fused_part(key, f"{name}.{key}", tuple(getattr(module, key).shape[1:])) for key in ("gate_up_proj", "down_proj")
+    )
+    math = ExpertMath("gate_up_proj", "down_proj", module._apply_gate)
+    top_k = parent_of(name, model).gate.top_k
+    return Site(name, module, module.num_experts, top_k, parts, math, lambda f: replace_forward(module, f))

@@ -1,0 +1,33 @@
+"""Switch Transformers: one expert per token, and none for a token whose expert has no room left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hotset.models.adapters._common import module_part, replace_forward
+from hotset.models.site import Forward, Site
+from hotset.runtime.math import ExpertMath
+
+Tensor = torch.Tensor
+
+CLASSES = ("SwitchTransformersExperts",)
+
+
+def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
+    """Describe one experts module."""
+    expert = module["expert_0"]
+    parts = tuple(module_part(name, key, expert) for key in ("wi.weight", "wo.weight"))
+    math = ExpertMath("wi.weight", "wo.weight", expert.act)
+    return Site(name, module, module.num_experts, 1, parts, math, lambda f: _install(module, f))
+
+
+def _install(module: Any, forward: Forward) -> Callable[[], None]:
+    def experts(hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """The stock router's choice is a mask [tokens, 1, experts], all zero where there was no room."""
+        index = chosen.argmax(dim=-1).masked_fill(~chosen.any(dim=-1), module.num_experts)
+        return forward(hidden, index, weights)
+
+    return replace_forward(module, experts)

@@ -1,0 +1,93 @@
+"""Puts an engine behind the experts of a model, or only an observer where everything fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from hotset import policies
+from hotset.cache.controller import Controller
+from hotset.cache.plan import SlotPlan
+from hotset.errors import ModelError
+from hotset.models.choose import Settings, host_plan
+from hotset.models.handle import Handle
+from hotset.models.passes import PassWatcher
+from hotset.models.site import Forward, Site
+from hotset.runtime.caching import CachingEngine
+from hotset.runtime.cpu import CpuEngine
+from hotset.runtime.engine import Engine, refuse_training
+from hotset.runtime.stock import StockEngine
+from hotset.store import Catalog
+
+
+def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, settings: Settings) -> Handle:
+    """Serve the experts of a model from slots."""
+    engine = make_engine(catalog, sites, plan, settings)
+    handle = _handle(model, engine, sites)
+    for layer, site in enumerate(sites):
+        handle.on_close(site.install(_forward(engine, layer, site)))
+    _forbid_saving(model, handle)
+    return handle
+
+
+def watch(model: Any, sites: list[Site], plan: SlotPlan, settings: Settings) -> Handle:
+    """Leave a model as it is, and only count its passes and record its routing when asked."""
+    stock = [site.stock for site in sites if site.stock is not None]
+    engine = StockEngine(Controller(plan, policies.parse(settings.policy)), stock)
+    handle = _handle(model, engine, sites)
+    handle.tap = lambda: [site.install(_forward(engine, layer, site)) for layer, site in enumerate(sites)]
+    return handle
+
+
+def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, settings: Settings) -> CachingEngine:
+    """The engine for the device."""
+    controller = Controller(plan, policies.parse(settings.policy))
+    maths = [site.math for site in sites]
+    device = settings.torch_device()
+    if device.type == "cpu":
+        return CpuEngine(controller, catalog, maths, threads=settings.threads)
+    from hotset.runtime.device import DeviceEngine
+    from hotset.runtime.host import HostTier
+
+    host = HostTier(catalog, host_plan(settings, plan), policies.parse(settings.host_policy), threads=settings.threads)
+    return DeviceEngine(controller, catalog, maths, host, device, kernel=slot_kernel(device))
+
+
+def slot_kernel(device: torch.device) -> Any:
+    """The kernel for few rows, or None where Triton is missing and plain torch has to do."""
+    if device.type != "cuda":
+        return None
+    try:
+        from hotset.runtime.slot_kernels import rows_times_slots
+    except ImportError:
+        return None
+    return rows_times_slots
+
+
+def _handle(model: Any, engine: Engine, sites: list[Site]) -> Handle:
+    watcher = PassWatcher(engine)
+    handle = Handle(model, engine, sites, watcher)
+    handle.on_close(watcher.attach(model))
+    model.hotset = handle
+    return handle
+
+
+def _forward(engine: Engine, layer: int, site: Site) -> Forward:
+    def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        refuse_training(site.module)
+        return engine.forward(layer, hidden, index, weights)
+
+    uncompiled: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+    return uncompiled
+
+
+def _forbid_saving(model: Any, handle: Handle) -> None:
+    """A model without its experts must not be saved as if it were whole."""
+
+    def save_pretrained(*_: Any, **__: Any) -> NoReturn:
+        raise ModelError("this model's experts are not in memory: hotset.detach(model) first, or copy its checkpoint")
+
+    model.save_pretrained = save_pretrained
+    handle.on_close(lambda: model.__dict__.pop("save_pretrained", None))

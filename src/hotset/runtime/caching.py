@@ -1,0 +1,77 @@
+"""The engine's heart on every device: route an event, fetch what is missing, and keep the slots honest on failure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hotset.cache.controller import Controller
+from hotset.errors import HotsetError
+from hotset.runtime.engine import Engine
+from hotset.runtime.event import LiveEvent, Which
+from hotset.shape import ExpertKey
+
+Tensor = torch.Tensor
+Loads = npt.NDArray[np.int32]
+LoadListener = Callable[[int, Loads], None]
+"""Told of every event that had to load: its layer, and rows of expert, slot, layer and expert that left."""
+
+
+class CachingEngine(Engine):
+    """Experts under a budget; subclasses know how bytes and arithmetic are done on a device."""
+
+    def __init__(self, controller: Controller, experts_per_layer: Sequence[int]) -> None:
+        super().__init__(controller)
+        self.listener: LoadListener | None = None
+        self._experts = list(experts_per_layer)
+        self._lock = threading.RLock()
+        self._broken = False
+
+    @torch.no_grad()
+    def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
+        with self._lock:
+            if self._broken:
+                raise HotsetError("an earlier failure left this engine unusable: load the model again")
+            began = time.perf_counter()
+            event = LiveEvent(hidden, index, weights, self._experts[layer])
+            if len(event.experts):
+                self._serve(layer, event)
+            self.record(layer, index, weights)
+            total = event.total()
+            self.clock.experts_s += time.perf_counter() - began
+            return total
+
+    def _serve(self, layer: int, event: LiveEvent) -> None:
+        missing = self.controller.route(layer, event.experts, event.counts, event.tokens, self.current.phase)
+        if missing == 0:
+            self.compute(layer, event, None)
+            return
+        loads = self.controller.table.loads[:missing].copy()
+        try:
+            if self.listener is not None:
+                self.listener(layer, loads)
+            self.fetch_and_compute(layer, event, loads)
+        except BaseException:
+            self._broken = True  # until the slots are known to be in order again
+            self.controller.drop(ExpertKey(layer, int(expert)) for expert in self.lost(loads))
+            self._broken = False
+            raise
+
+    @abstractmethod
+    def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
+        """Compute some of the event's experts, all of them resident, or all."""
+
+    @abstractmethod
+    def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
+        """Bring in what is missing and compute everything, residents first."""
+
+    @abstractmethod
+    def lost(self, loads: Loads) -> list[int]:
+        """After a failure: the experts whose slots hold nothing to be trusted."""

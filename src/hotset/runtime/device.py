@@ -1,0 +1,246 @@
+"""The engine on a GPU, driven by the host: slots on the device, a RAM tier behind them, copies beside arithmetic."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hotset.cache.controller import Controller
+from hotset.runtime.arena import Arena
+from hotset.runtime.caching import CachingEngine, Loads
+from hotset.runtime.event import LiveEvent, Which
+from hotset.runtime.host import HostTier
+from hotset.runtime.math import ExpertMath, SlotExperts, SlotLinear
+from hotset.runtime.pinned import pin, unpin
+from hotset.store import Catalog
+
+FEW_PAIRS = 64
+"""Up to so many pairs of token and expert are multiplied row by row in their slots; more are grouped by expert."""
+GROUP = 8
+"""The experts that travel together: few enough that the first of them compute while the next are on their way."""
+UPLOADS = 16
+
+Kernel = Callable[..., None]
+
+
+class Group(NamedTuple):
+    """Experts that are copied and computed together, and the half of the staging that they use, if any."""
+
+    experts: list[int]
+    slots: list[int]
+    half: int | None
+
+
+class DeviceEngine(CachingEngine):
+    """Slots on a GPU with host memory behind them."""
+
+    kind = "cuda"
+
+    def __init__(
+        self,
+        controller: Controller,
+        catalog: Catalog,
+        maths: Sequence[ExpertMath],
+        host: HostTier,
+        device: torch.device,
+        *,
+        kernel: Kernel | None = None,
+    ) -> None:
+        super().__init__(controller, [len(layer.experts) for layer in catalog.layers])
+        plan = controller.plan
+        self.kind = device.type
+        self.device = device
+        self.catalog = catalog
+        self.host = host
+        self.kernel = kernel
+        self.arena = Arena.on_device(plan.cached + plan.staging, catalog.slot_bytes, device)
+        self.layers = [
+            SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
+        ]
+        self._rows = self.arena.memory.view(self.arena.slots, catalog.slot_bytes)
+        self._host_rows = host.arena.memory.view(host.arena.slots, catalog.slot_bytes)
+        self.streams = Streams(device)
+        self.pinned = device.type == "cuda" and pin(host.arena)
+        host.before_reading = self.streams.wait_for_copies
+        self._uploads = torch.empty((UPLOADS, FEW_PAIRS), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._upload = 0
+        self._arrived: tuple[Loads | None, set[int]] = None, set()
+
+    def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
+        """Compute some of the event's experts, all of them resident, or all."""
+        experts = event.experts if which is None else event.experts[which]
+        self._compute_in(layer, event, experts, self.controller.table.slot_of[layer, experts])
+
+    def _compute_in(self, layer: int, event: LiveEvent, experts: Any, slots: Any) -> None:
+        if self.kernel is not None and event.tokens * event.top_k <= FEW_PAIRS:
+            self._compute_few(layer, event, experts, slots, self.kernel)
+            return
+        order = slots.argsort()
+        pairs, ends = event.places(event.positions(experts[order]))
+        places = torch.from_numpy(pairs).to(self.device, non_blocking=True)
+        results = self.layers[layer](event.rows(places), slots[order].tolist(), ends)
+        event.put(places, results)
+
+    def _compute_few(self, layer: int, event: LiveEvent, experts: Any, slots: Any, kernel: Kernel) -> None:
+        """Multiply row by row where the matrices lie; rows of experts that are not here are left alone."""
+        local = self.layers[layer]
+        which = self._to_device(event.slot_per_pair(experts, slots))
+        up = _multiply(kernel, local.up, event.hidden, which, None, event.top_k)
+        hidden = local.math.gate(up)
+        out = event.raw(local.down.width, local.down.weights.dtype)
+        if local.math.norm is None:
+            _multiply(kernel, local.down, hidden, which, out, 1)
+            return
+        fresh = _multiply(kernel, local.down, hidden, which, None, 1)
+        out.copy_(torch.where((which >= 0).unsqueeze(-1), local.math.norm(fresh), out))
+
+    def _to_device(self, slots: Any) -> torch.Tensor:
+        """Send a few numbers without waiting; every event begins with a sync, so old ones have long arrived."""
+        self._upload = (self._upload + 1) % UPLOADS
+        row = self._uploads[self._upload, : len(slots)]
+        row.copy_(torch.from_numpy(slots))
+        return row.to(self.device, non_blocking=True)
+
+    def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
+        """Copy in what is missing and compute everything: residents first, the rest group by group as it arrives."""
+        self._arrived = loads, set()
+        order = loads[loads[:, 0].argsort()]
+        residents = np.flatnonzero(~np.isin(event.experts, order[:, 0]))
+        counts = dict(zip(event.experts.tolist(), event.counts.tolist(), strict=True))
+        computed: list[Any] = [None, None]
+        for number, group in enumerate(self._groups(order)):
+            if group.half is not None and computed[group.half] is not None:
+                self.streams.copies_wait_for(computed[group.half])
+            landed = self._copy(layer, group, counts)
+            if number == 0 and len(residents):
+                self.compute(layer, event, residents)
+            self.streams.arithmetic_waits_for(landed)
+            self._compute_in(layer, event, np.array(group.experts, np.int32), np.array(group.slots, np.int32))
+            if group.half is not None:
+                computed[group.half] = self.streams.mark()
+
+    def _groups(self, order: Loads) -> list[Group]:
+        """What travels together: seated experts, then staged ones in two alternating halves of the staging."""
+        cached, staging = self.controller.plan.cached, self.controller.plan.staging
+        seated = order[order[:, 1] >= 0]
+        staged = order[order[:, 1] < 0, 0].tolist()
+        width = min(GROUP, max(staging // 2, 1))
+        halves = 2 if staging >= 2 else 1
+        groups = [Group(s[:, 0].tolist(), s[:, 1].tolist(), None) for s in _chunks(seated, GROUP)]
+        for number, some in enumerate(_chunks(staged, width)):
+            half = number % halves
+            groups.append(Group(some, [cached + half * width + i for i in range(len(some))], half))
+        return groups
+
+    def _copy(self, layer: int, group: Group, counts: dict[int, int]) -> Any:
+        """Put a group's copies on their way; returns what marks their end."""
+        used = self.catalog.layers[layer].layout.used_bytes
+        where = dict(zip(group.experts, group.slots, strict=True))
+        asked = [counts[expert] for expert in group.experts]
+        began = time.perf_counter()
+        for expert, slot in self.host.bring(layer, group.experts, asked, self.current.phase):
+            self.clock.stall_s += time.perf_counter() - began
+            with self.streams.copying():
+                self._rows[where[expert], :used].copy_(self._host_rows[slot, :used], non_blocking=True)
+            self._arrived[1].add(expert)
+            began = time.perf_counter()
+        self.clock.loaded_bytes += used * len(where)
+        return self.streams.mark_copies()
+
+    def lost(self, loads: Loads) -> list[int]:
+        """After a failure: the experts whose slots hold nothing to be trusted."""
+        self.streams.wait_for_copies()
+        arrived = self._arrived[1] if self._arrived[0] is loads else set()
+        return [expert for expert, slot in loads[:, :2].tolist() if slot >= 0 and expert not in arrived]
+
+    def settle(self) -> None:
+        """Add up the time that the arithmetic waited for copies."""
+        self.clock.stall_s += self.streams.waited_s()
+
+    def resident_bytes(self) -> dict[str, int]:
+        """The bytes held, by what for."""
+        plan = self.controller.plan
+        return {
+            "slots": plan.cached * self.catalog.slot_bytes,
+            "staging": plan.staging * self.catalog.slot_bytes,
+            "host": self.host.arena.size_bytes,
+        }
+
+    def close(self) -> None:
+        """Give back threads, files and memory."""
+        self.streams.wait_for_copies()
+        if self.pinned:
+            unpin(self.host.arena)
+        self.host.close()
+        self.layers = []
+
+
+class Streams:
+    """Copies beside the arithmetic, and who waits for whom; a device without streams does all in order anyway."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._cuda: Any = torch.cuda
+        self._copies = self._cuda.Stream(device) if device.type == "cuda" else None
+        self._waits: deque[tuple[Any, Any]] = deque(maxlen=1 << 14)
+
+    def copying(self) -> Any:
+        """A context in which copies go to their own stream."""
+        return torch.cuda.stream(self._copies)  # does nothing for None
+
+    def mark_copies(self) -> Any:
+        """What marks the end of all copies so far."""
+        return None if self._copies is None else self._copies.record_event(self._cuda.Event(enable_timing=True))
+
+    def mark(self) -> Any:
+        """What marks the end of all arithmetic so far."""
+        return None if self._copies is None else torch.cuda.current_stream(self.device).record_event()
+
+    def arithmetic_waits_for(self, landed: Any) -> None:
+        """Let the arithmetic from here on begin after a mark, and note for how long it had nothing to do."""
+        if landed is None:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        idle = stream.record_event(self._cuda.Event(enable_timing=True))
+        stream.wait_event(landed)
+        self._waits.append((idle, landed))
+
+    def copies_wait_for(self, mark: Any) -> None:
+        """Let the copies from here on begin after a mark."""
+        if self._copies is not None:
+            self._copies.wait_event(mark)
+
+    def wait_for_copies(self) -> None:
+        """Block until all copies are done."""
+        if self._copies is not None:
+            self._copies.synchronize()
+
+    def waited_s(self) -> float:
+        """The time that the arithmetic spent waiting for copies since the last call."""
+        if self._copies is None:
+            return 0.0
+        torch.cuda.synchronize(self.device)
+        total_ms = 0.0
+        while self._waits:
+            idle, landed = self._waits.popleft()
+            total_ms += max(idle.elapsed_time(landed), 0.0)
+        return total_ms / 1000
+
+
+def _multiply(
+    kernel: Kernel, linear: SlotLinear, rows: torch.Tensor, which: torch.Tensor, out: torch.Tensor | None, per_row: int
+) -> torch.Tensor:
+    rows = rows.to(linear.weights.dtype).contiguous()
+    if out is None:
+        out = rows.new_empty((len(which), linear.width))
+    kernel(rows, linear.weights, linear.biases, which, out, transposed=linear.transposed, pairs_per_row=per_row)
+    return out
+
+
+def _chunks(items: Any, size: int) -> list[Any]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

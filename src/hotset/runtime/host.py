@@ -1,0 +1,77 @@
+"""The RAM tier of a GPU: slots in host memory under their own budget and policy, with the disk behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.cache.controller import Controller
+from hotset.cache.plan import SlotPlan
+from hotset.policies import Policy
+from hotset.runtime.arena import Arena
+from hotset.shape import ExpertKey
+from hotset.store import Catalog
+from hotset.trace import Phase
+from hotset.transfer import Flight, Readers
+from hotset.transfer.readers import Load
+
+Loads = npt.NDArray[np.int32]
+
+
+class HostTier:
+    """Experts in host memory; what is asked for and not there is read from disk."""
+
+    def __init__(self, catalog: Catalog, plan: SlotPlan, policy: Policy, *, threads: int = 0) -> None:
+        self.catalog = catalog
+        self.controller = Controller(plan, policy)
+        self.arena = Arena.in_ram(plan.cached + plan.staging, catalog.slot_bytes)
+        self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads) if catalog.files else None
+        self.read_bytes = 0
+        self.before_reading: Callable[[], None] = lambda: None  # waits until no copy out of these slots is under way
+        self._flight = Flight()
+
+    def bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
+        """Yield every expert with the slot that holds it, as soon as it does: those in memory first.
+
+        A slot is good until the next call, which waits for the copies out of it. At most as many experts may be asked
+        for as there is staging.
+        """
+        table = self.controller.table
+        missing = self.controller.route(layer, np.array(experts, np.int32), np.array(counts, np.int32), 1, phase)
+        loads = table.loads[:missing].copy()
+        absent = set(loads[:, 0].tolist())
+        try:
+            where = self._send(layer, loads)
+            yield from ((expert, int(table.slot_of[layer, expert])) for expert in experts if expert not in absent)
+            while where:
+                for expert in self._flight.take():
+                    yield expert, where.pop(expert)
+        except BaseException:
+            self._flight.abandon()
+            seated = [int(expert) for expert, slot in loads[:, :2] if slot >= 0]
+            self.controller.drop(ExpertKey(layer, expert) for expert in seated)
+            raise
+
+    def _send(self, layer: int, loads: Loads) -> dict[int, int]:
+        staging = iter(range(self.controller.plan.cached, self.arena.slots))
+        where = {int(e): int(slot) if slot >= 0 else next(staging) for e, slot in loads[:, :2]}
+        self._flight = Flight()
+        if where:
+            self.before_reading()
+            source = self.catalog.layers[layer]
+            self.read_bytes += sum(source.read_bytes(expert) for expert in where)
+            assert self.readers is not None  # noqa: S101 - a tier without files holds everything
+            self.readers.start(self._flight, [Load(layer, expert, slot) for expert, slot in where.items()])
+        return where
+
+    def seat_all(self) -> None:
+        """Give every expert a slot of its own, for a tier that is filled from memory."""
+        shape = self.controller.plan.shape
+        self.controller.preload(np.ones((shape.layers, shape.experts)))
+
+    def close(self) -> None:
+        """Give back threads and files."""
+        if self.readers is not None:
+            self.readers.close()

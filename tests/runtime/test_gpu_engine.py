@@ -1,0 +1,130 @@
+"""The engine on a GPU: exact, in step with the simulator, and never computing on what was not loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import hotset  # noqa: E402
+from hotset import reference  # noqa: E402
+from hotset.runtime.arena import poison  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore"),
+]
+PROMPT = "La storia della città di Roma"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(reference.path())
+
+
+def stock(dtype: Any, implementation: str = "grouped_mm") -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        reference.path(), dtype=dtype, experts_implementation=implementation
+    )
+    return model.to("cuda")
+
+
+def prompt(tokenizer: Any, text: str = PROMPT) -> Any:
+    return tokenizer(text, return_tensors="pt").to("cuda")
+
+
+@pytest.mark.parametrize("memory", ["12.5%", "25%", "50%"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_close_to_stock(tokenizer: Any, memory: str, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    ids = prompt(tokenizer)
+    expected = stock(kind)(**ids).logits
+    model = hotset.load(reference.path(), memory=memory, dtype=kind, device="cuda")
+    poison(model.hotset.engine.arena)
+    found = model(**ids).logits
+    tolerance = 1e-3 if dtype == "float32" else 0.25
+    assert torch.isfinite(found).all()
+    assert (found - expected).abs().max() < tolerance
+    model.hotset.close()
+
+
+@pytest.mark.parametrize("memory", ["12.5%", "25%", "50%"])
+def test_greedy_text_equals_stock_in_float32(tokenizer: Any, memory: str) -> None:
+    ids = prompt(tokenizer)
+    expected = stock(torch.float32).generate(**ids, max_new_tokens=128, do_sample=False)
+    model = hotset.load(reference.path(), memory=memory, dtype=torch.float32, device="cuda")
+    poison(model.hotset.engine.arena)
+    found = model.generate(**ids, max_new_tokens=128, do_sample=False)
+    stats = model.hotset.stats()
+    model.hotset.close()
+    assert torch.equal(found, expected)
+    assert stats["engine"] == "cuda"
+    assert stats["hits"] + stats["misses"] == stats["asked"]
+    assert stats["misses"] > 0
+
+
+def test_a_small_ram_tier_reads_from_disk_and_stays_exact(tokenizer: Any) -> None:
+    ids = prompt(tokenizer)
+    expected = stock(torch.float32).generate(**ids, max_new_tokens=64, do_sample=False)
+    model = hotset.load(
+        reference.path(), memory="12.5%", host_memory="20%", dtype=torch.float32, device="cuda", staging=2
+    )
+    found = model.generate(**ids, max_new_tokens=64, do_sample=False)
+    assert model.hotset.engine.host.read_bytes > 0
+    model.hotset.close()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "slru", "decay", "blend"])
+def test_replaying_the_recorded_run_gives_the_same_loads(tokenizer: Any, policy: str, tmp_path: Any) -> None:
+    model = hotset.load(reference.path(), memory="25%", policy=policy, dtype=torch.bfloat16, device="cuda")
+    live: list[np.ndarray] = []
+    model.hotset.engine.listener = lambda layer, loads: live.append(
+        np.column_stack([np.full(len(loads), layer), loads])
+    )
+    with model.hotset.trace(tmp_path / "t.safetensors"):
+        for text in (PROMPT, "int main(void) {"):
+            model.generate(**prompt(tokenizer, text), max_new_tokens=32, do_sample=False)
+    stats = model.hotset.stats()
+    plan = model.hotset.engine.controller.plan
+    model.hotset.close()
+    from hotset import policies
+    from hotset.cache.controller import Controller
+
+    replayed = Controller(plan, policies.parse(policy)).replay(
+        hotset.Trace.load(tmp_path / "t.safetensors").events(), log=True
+    )
+    assert np.array_equal(np.concatenate(live), replayed.log)
+    assert replayed.counters.as_dict()["hits"] == stats["hits"]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(96, 64), (1536, 2048), (257, 130)])
+def test_the_slot_kernel_multiplies_like_torch(transposed: bool, bias: bool, shape: tuple[int, int]) -> None:
+    from hotset.runtime.slot_kernels import rows_times_slots
+
+    n, k = shape
+    generator = torch.Generator("cuda").manual_seed(0)
+    weights = torch.randn((6, k, n) if transposed else (6, n, k), generator=generator, device="cuda").bfloat16()
+    biases = torch.randn((6, n), generator=generator, device="cuda").bfloat16() if bias else None
+    x = torch.randn((3, k), generator=generator, device="cuda").bfloat16()
+    slots = torch.tensor([4, -1, 0, 5, 5, 2], dtype=torch.int32, device="cuda")
+    out = torch.full((6, n), 7.0, device="cuda", dtype=torch.bfloat16)
+    rows_times_slots(x, weights, biases, slots, out, transposed=transposed, pairs_per_row=2)
+    for pair, slot in enumerate(slots.tolist()):
+        if slot < 0:
+            assert (out[pair] == 7).all()
+            continue
+        matrix = weights[slot] if transposed else weights[slot].T
+        expected = x[pair // 2].double() @ matrix.double()
+        expected = expected + biases[slot].double() if biases is not None else expected
+        assert torch.allclose(out[pair].double(), expected, rtol=2e-2, atol=2e-2 * k**0.5)
