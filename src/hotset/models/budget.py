@@ -83,8 +83,17 @@ def free_bytes_for_experts(model: Any, device: torch.device) -> int:
 def context_bytes(config: Any, tokens: int = CONTEXT_TOKENS) -> int:
     """The key-value cache of so many tokens, for attention of the usual kind, and some activations."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    layers = getattr(text, "num_hidden_layers", 32) or 32
-    heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", 32) or 32
-    hidden = getattr(text, "hidden_size", 4096) or 4096
-    width = getattr(text, "head_dim", None) or hidden // (getattr(text, "num_attention_heads", 32) or 32)
-    return int(tokens * layers * heads * width * 2 * 2 + tokens * hidden * 16)
+    layers = _number(text, "num_hidden_layers", 32)
+    heads = _number(text, "num_attention_heads", 32)
+    hidden = _number(text, "hidden_size", 4096)
+    width = _number(text, "head_dim", max(hidden // heads, 1))
+    return tokens * (layers * _number(text, "num_key_value_heads", heads) * width * 4 + hidden * 16)
+
+
+def _number(config: Any, name: str, otherwise: int) -> int:
+    """A whole number of a config, or a guess where it has none or a different one for every layer."""
+    try:
+        value = getattr(config, name, None)
+    except Exception:  # some configs raise an error of their own kind for what varies by layer
+        return otherwise
+    return value if isinstance(value, int) and value > 0 else otherwise

@@ -74,9 +74,7 @@ class Chooser:
             self.notes.append(warning)
         if self.plan.cached < shape.total_experts or not all(site.stock for site in sites):
             return False
-        self.notes.append(
-            f"all {shape.total_experts} experts fit: the model runs as transformers made it"
-        )
+        self.notes.append(f"all {shape.total_experts} experts fit: the model runs as transformers made it")
         return True
 
 

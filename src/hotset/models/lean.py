@@ -6,15 +6,18 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from hotset.models.catalog import CatalogBuilder
 from hotset.models.checkpoint import ParameterSource, parameter_sources
+from hotset.models.packed import open_fitting
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
 from hotset.store import Catalog
+from hotset.store.packed import is_packed
 
 _PATCHING = threading.Lock()
 
@@ -33,10 +36,17 @@ class LeanLoad:
         sites = find_sites(model)
         wanted = {name for site in sites for name in site.parameters()}
         remember_shapes(model, wanted)
-        sources = parameter_sources(model, files, mapping, wanted)
-        drop_spare_rows(model, sites, sources)
-        self.sites, self.catalog = sites, CatalogBuilder(model, sources).build(sites)
-        self.kept = self.keep(model, sites, self.catalog)
+        folder = Path(files[0]).parent
+        packed = is_packed(folder)
+        if packed:
+            catalog = open_fitting(folder, sites, model._hotset_dtypes)
+        else:
+            sources = parameter_sources(model, files, mapping, wanted)
+            drop_spare_rows(model, sites, sources)
+            catalog = CatalogBuilder(model, sources).build(sites)
+        self.sites, self.catalog = sites, catalog
+        # transformers cannot read the blocks of a packed store, so its experts are never left to it
+        self.kept = self.keep(model, sites, catalog) and not packed
         if not self.kept:
             strip(model, sites)
             ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())

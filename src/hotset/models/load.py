@@ -9,6 +9,7 @@ from hotset.models.budget import AUTO
 from hotset.models.choose import Chooser, Settings
 from hotset.models.connect import connect, watch
 from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.quantised import dequantising
 from hotset.shape import Budget
 
 
@@ -36,8 +37,10 @@ def load(
     settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads)
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)
+    extra, notes = dequantising(str(model), options)
     with lean_loading(lean):
-        loaded = (auto_class or AutoModelForCausalLM).from_pretrained(str(model), **({"dtype": "auto"} | options))
+        chosen = auto_class or AutoModelForCausalLM
+        loaded = chosen.from_pretrained(str(model), **({"dtype": "auto"} | extra | options))
     if lean.sites is None or lean.catalog is None or chooser.plan is None:
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")
     loaded.to(settings.torch_device())
@@ -45,5 +48,5 @@ def load(
         handle = watch(loaded, lean.sites, chooser.plan, settings)
     else:
         handle = connect(loaded, lean.sites, lean.catalog, chooser.plan, settings)
-    handle.notes += chooser.notes
+    handle.notes += notes + chooser.notes
     return loaded

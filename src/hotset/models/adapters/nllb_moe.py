@@ -38,6 +38,7 @@ def _install(module: Any, top_k: int, forward: Forward) -> Callable[[], None]:
         weights, index = router_weights.topk(top_k, dim=-1)
         index = index.masked_fill(weights == 0, module.num_experts)  # padding, or no room at the expert
         # whole experts were dropped in training with this probability: evaluation scales by the rest
-        return forward(hidden, index, weights) * (1 - module.moe_token_dropout)
+        kept: float = 1 - module.moe_token_dropout
+        return forward(hidden, index, weights) * kept
 
     return replace_forward(module, experts)

@@ -1,0 +1,57 @@
+"""Whether a packed store is of the model that is about to run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from hotset.errors import ModelError
+from hotset.models.site import Site
+from hotset.store import Catalog, LayerSource
+from hotset.store.packed import open_packed
+
+
+def open_fitting(folder: Path, sites: Sequence[Site], dtypes: Mapping[str, torch.dtype]) -> Catalog:
+    """The catalog of a packed store that fits the model, given the types of the experts' parameters."""
+    catalog = open_packed(folder)
+    check_packed(catalog, sites, dtypes)
+    return catalog
+
+
+def check_packed(catalog: Catalog, sites: Sequence[Site], dtypes: Mapping[str, torch.dtype]) -> None:
+    """Raise ModelError where layers, experts, shapes or types are not those of the model."""
+    store, names = catalog.files[0], catalog.meta["layers"].split("\n")
+    wanted = [site.name for site in sites]
+    if names != wanted:
+        odd = next((a for a, b in zip(wanted, names, strict=False) if a != b), f"{len(wanted)} layers")
+        raise _misfit(store, f"the model has {odd}, which the pack has not ({len(names)} layers)")
+    for site, source in zip(sites, catalog.layers, strict=True):
+        _check_layer(store, site, source)
+    asked = dtype_name(dtypes)
+    if catalog.meta.get("dtype") != asked:
+        raise ModelError(
+            f"{store} was packed for a model in {catalog.meta.get('dtype')}, and it is to run in {asked}: pass "
+            f'dtype="auto" to load it as it was packed, or pack the model again with --dtype {asked}'
+        )
+
+
+def dtype_name(dtypes: Mapping[str, torch.dtype]) -> str:
+    """The type of the experts' parameters in a word; a model may mix them."""
+    return "+".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes.values()}))
+
+
+def _check_layer(store: Path, site: Site, source: LayerSource) -> None:
+    if len(source.experts) != site.experts:
+        raise _misfit(store, f"{site.name} has {site.experts} experts, and {len(source.experts)} in the pack")
+    packed = {part.name: part.shape for part in source.layout.parts}
+    for part in site.parts:
+        if packed.pop(part.name, None) != part.shape:
+            raise _misfit(store, f"{part.name} of {site.name} is not {list(part.shape)} in the pack")
+    if packed:
+        raise _misfit(store, f"the pack has {next(iter(packed))} in {site.name}, which the model has not")
+
+
+def _misfit(store: Path, why: str) -> ModelError:
+    return ModelError(f"{store} is of another model than config.json beside it: {why}; pack the model again")

@@ -1,0 +1,292 @@
+"""`hotset pack`: a checkpoint rewritten so that every expert is one aligned block, ready to be used as it is read."""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotset.errors import HotsetError, ModelError
+from hotset.files import write_beside
+from hotset.models.checkpoint import read_headers
+from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.packed import dtype_name
+from hotset.models.site import Site
+from hotset.store import Catalog
+from hotset.store.catalog import Bytes
+from hotset.store.dense import INDEX_NAME, Shard, shard_index, shards_of
+from hotset.store.digest import new_digest
+from hotset.store.header import StoredTensor
+from hotset.store.pack import Packer, tidy
+from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_index
+from hotset.store.plan import PackKey, PackLayer, PackPlan
+from hotset.store.verify import Progress
+from hotset.transfer import Flight, Readers
+from hotset.transfer.file import aligned_buffer
+from hotset.transfer.readers import Load
+
+AHEAD = 8
+AHEAD_BYTES = 1 << 30
+LARGEST_COPY = 256 << 20
+WEIGHTS = (
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".gguf", ".ot",
+    ".index.json", ".hotset",
+)  # fmt: skip
+WIDENED = ("fp8", "mxfp4")
+FOLDERS = ("additional_chat_templates",)
+
+
+@dataclass(frozen=True, slots=True)
+class PackReport:
+    """What a pack came to."""
+
+    folder: Path
+    files: list[str]
+    size_bytes: int
+    experts: int
+    digests: int
+    resumed: int  # experts that an earlier, interrupted run had written
+    seconds: float
+    complete_already: bool = False
+
+
+@dataclass
+class Survey(LeanLoad):
+    """A load that ends as soon as it is known where the experts are, before a weight is read."""
+
+    files: list[Path] = field(default_factory=list)
+    dtypes: dict[str, Any] = field(default_factory=dict)
+    model_dtype: str = ""
+
+    def take_out(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
+        """Note the files as well."""
+        self.files = [Path(file) for file in files]
+        super().take_out(model, files, mapping)
+
+
+class _EnoughError(Exception):
+    """Everything is known, and nothing need be loaded."""
+
+
+def pack(
+    model: str | Path,
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    progress: Progress | None = None,
+    auto_class: Any = None,
+) -> PackReport:
+    """Pack a checkpoint into a folder that loads like it; goes on with what an interrupted run has left."""
+    began, target = time.perf_counter(), Path(out).absolute()
+    if target.exists() and not is_packed(target):
+        raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
+    found = survey(str(model), dtype, auto_class)
+    folder = _folder_of(str(model))
+    plan = _plan(found, folder, str(model))
+    if target.exists():
+        return _already(target, plan, began)
+    shards = shards_of(dense_tensors(found))
+    with Packer(target, plan, file_bytes=sum(shard.size_bytes for shard in shards), progress=progress) as packer:
+        missing = packer.missing()
+        _write_dense(packer, shards)
+        packer.add_all(read_experts(_catalog(found), missing))
+        _copy_rest(folder, packer.folder, found.model_dtype)
+        packer.finish()
+    resumed = sum(layer.experts for layer in plan.layers) - len(missing)
+    return _report(target, plan, began, resumed=resumed)
+
+
+def survey(model: str, dtype: str | None = None, auto_class: Any = None) -> Survey:
+    """Find the experts of a checkpoint as `load` would, on a model without memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    found = Survey(keep=lambda *_: False)
+
+    def stop(built: Any, sites: list[Site], catalog: Catalog) -> bool:
+        found.sites, found.catalog, found.dtypes = sites, catalog, built._hotset_dtypes
+        found.model_dtype = str(built.config.dtype).removeprefix("torch.")
+        raise _EnoughError
+
+    found.keep = stop
+    try:
+        with suppress(_EnoughError), lean_loading(found):
+            config = AutoConfig.from_pretrained(model)
+            _widen(getattr(config, "quantization_config", None))
+            (auto_class or AutoModelForCausalLM).from_pretrained(model, config=config, dtype=dtype or "auto")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the model {model}: {str(error).strip().partition(chr(10))[0]}") from error
+    if found.catalog is None:
+        raise ModelError(f"{model} has no safetensors files: save it once with save_pretrained")
+    return found
+
+
+def _widen(quantisation: Any) -> bool:
+    """Have weights widened while they are loaded, also where a device could use them as they are."""
+    if not isinstance(quantisation, dict) or quantisation.get("quant_method") not in WIDENED:
+        return False
+    quantisation["dequantize"] = True
+    return True
+
+
+def dense_tensors(found: Survey) -> dict[str, StoredTensor]:
+    """The stored tensors that no expert is made of, in the order of their files."""
+    catalog = _catalog(found)
+    starts: dict[Path, list[int]] = {path: [] for path in catalog.files}
+    for layer in catalog.layers:
+        for segment in (segment for expert in layer.experts for segment in expert):
+            starts[catalog.files[segment.file]].append(segment.offset)
+    for offsets in starts.values():
+        offsets.sort()
+    stored = read_headers([str(file) for file in found.files])
+    dense = {name: t for name, t in stored.items() if not _begins_in(starts.get(t.file, []), t)}
+    return dict(sorted(dense.items(), key=lambda item: (found.files.index(item[1].file), item[1].offset)))
+
+
+def read_experts(catalog: Catalog, wanted: Sequence[PackKey]) -> Iterator[tuple[int, int, Bytes]]:
+    """Read experts in this order, some ahead; what is yielded is good until the next is asked for."""
+    depth = max(2, min(AHEAD, AHEAD_BYTES // catalog.slot_bytes))
+    slots = [np.frombuffer(aligned_buffer(catalog.slot_bytes), np.uint8) for _ in range(depth)]
+    readers = Readers(catalog, slots.__getitem__)
+    under_way: deque[tuple[Flight, Load]] = deque()
+    try:
+        for number, key in enumerate(wanted):
+            under_way.append((Flight(), Load(key.layer, key.expert, number % depth)))
+            readers.start(under_way[-1][0], [under_way[-1][1]])
+            if len(under_way) == depth:
+                yield _landed(*under_way.popleft(), slots)
+        while under_way:
+            yield _landed(*under_way.popleft(), slots)
+    finally:
+        for flight, _ in under_way:
+            flight.abandon()
+        readers.close()
+
+
+def _landed(flight: Flight, load: Load, slots: list[Bytes]) -> tuple[int, int, Bytes]:
+    flight.take()
+    return load.layer, load.expert, slots[load.slot]
+
+
+def _catalog(found: Survey) -> Catalog:
+    if found.catalog is None:
+        raise ModelError("the model was not surveyed")
+    return found.catalog
+
+
+def _plan(found: Survey, folder: Path, model: str) -> PackPlan:
+    layers = zip(found.sites or [], _catalog(found).layers, strict=True)
+    meta = {
+        "model": str(folder) if Path(model).exists() else model,
+        "dtype": dtype_name(found.dtypes),
+        "fingerprint": fingerprint([*found.files, *_catalog(found).files], folder),
+    }
+    return PackPlan(tuple(PackLayer(site.name, layer.layout, len(layer.experts)) for site, layer in layers), meta)
+
+
+def fingerprint(files: Sequence[Path], folder: Path) -> str:
+    """Tells one state of a checkpoint from another without reading it: names, sizes and times, and its config."""
+    digest = new_digest()
+    for file in sorted(set(files)):
+        state = file.stat()
+        digest.update(json.dumps([file.name, state.st_size, state.st_mtime_ns]).encode())
+    digest.update((folder / "config.json").read_bytes())
+    return digest.hexdigest()
+
+
+def _begins_in(starts: list[int], tensor: StoredTensor) -> bool:
+    """Whether some expert's bytes begin within a tensor, which then is made of experts throughout."""
+    at = bisect_left(starts, tensor.offset)
+    return at < len(starts) and starts[at] < tensor.offset + tensor.size_bytes
+
+
+def _folder_of(model: str) -> Path:
+    """Where the small files of a model are: its folder, or the local copy of what the hub has."""
+    if Path(model).is_dir():
+        return Path(model).absolute()
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, ignore_patterns=[f"*{suffix}" for suffix in WEIGHTS]))
+
+
+def _write_dense(packer: Packer, shards: Sequence[Shard]) -> None:
+    for shard in shards:
+        packer.add_file(shard.name, shard.chunks())
+    if len(shards) > 1:
+        _write(packer.folder / INDEX_NAME, shard_index(shards))
+
+
+def _copy_rest(source: Path, target: Path, dtype: str) -> None:
+    """Copy everything small that makes a folder a model: config, tokenizer, templates, code."""
+    for file in sorted(source.iterdir()):
+        if file.name in FOLDERS and file.is_dir():
+            (target / file.name).mkdir(exist_ok=True)
+            _copy_rest(file, target / file.name, dtype)
+        elif file.name == "config.json":
+            _write(target / file.name, _config(file.read_bytes(), dtype))
+        elif _belongs(file):
+            _write(target / file.name, file.read_bytes())
+
+
+def _belongs(file: Path) -> bool:
+    if not file.is_file() or file.name.startswith(".") or file.name in (INDEX_FILE, BLOCKS_FILE):
+        return False
+    return not file.name.endswith(WEIGHTS) and file.stat().st_size <= LARGEST_COPY
+
+
+def _config(text: bytes, dtype: str) -> bytes:
+    """The config, saying how the experts were packed, so that a plain load takes the rest of the model alike."""
+    config = json.loads(text)
+    named = config.pop("transformers_weights", None)  # a file that is not in this folder
+    if not _widen(config.get("quantization_config")) and not named and _dtype_in(config) == dtype:
+        return text
+    nested = [value for value in config.values() if isinstance(value, dict) and _dtype_in(value)]
+    for section in (config, *nested):
+        section.pop("torch_dtype", None)
+        section["dtype"] = dtype
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def _dtype_in(section: dict[str, Any]) -> Any:
+    return section.get("dtype", section.get("torch_dtype"))
+
+
+def _write(path: Path, content: bytes) -> None:
+    with write_beside(path) as scratch:
+        scratch.write_bytes(content)
+
+
+def _already(target: Path, plan: PackPlan, began: float) -> PackReport:
+    """What to say of a pack that is there: complete if it is of this model, refused if not."""
+    index = open_index(target)
+    if index.plan != plan:
+        raise HotsetError(
+            f"{target} is a pack of another model, another state of it or another --dtype "
+            f"({index.plan.meta.get('model')}, {index.plan.meta.get('dtype')}): choose another name, or remove it"
+        )
+    tidy(target)
+    return _report(target, plan, began, complete_already=True)
+
+
+def _report(
+    target: Path, plan: PackPlan, began: float, *, resumed: int = 0, complete_already: bool = False
+) -> PackReport:
+    files = sorted(file for file in target.rglob("*") if file.is_file())
+    experts = sum(layer.experts for layer in plan.layers)
+    return PackReport(
+        folder=target,
+        files=[str(file.relative_to(target)) for file in files],
+        size_bytes=sum(file.stat().st_size for file in files),
+        experts=experts,
+        digests=experts + len(open_index(target).files),
+        resumed=resumed,
+        seconds=time.perf_counter() - began,
+        complete_already=complete_already,
+    )

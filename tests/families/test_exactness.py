@@ -1,0 +1,62 @@
+"""Families through hotset against stock: a fast subset here, all of them by `make families`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import exactness
+import pytest
+import tiny_models as tiny
+import torch
+from quantised import load_dequantised, save_fp8, save_mxfp4
+
+import hotset
+from hotset.errors import ModelError
+from hotset.runtime.arena import poison
+
+# One per way of storing, gating and calling experts.
+QUICK = [
+    "qwen3_moe", "mixtral", "granitemoe", "gpt_oss", "nemotron_h", "gemma4", "muse_spark", "zaya", "deepseek_v4",
+    "qwen3_vl_moe/composite", "llama4", "switch_transformers",
+]  # fmt: skip
+MAY_DIFFER = {"deepseek_v4", "llama4"}  # gates and kernels that round by how many rows they are given
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("memory", exactness.MEMORIES)
+@pytest.mark.parametrize("name", [name for name in QUICK if name in tiny.families()])
+def test_a_family_computes_what_stock_computes(name: str, memory: str, tmp_path: Path) -> None:
+    tiny.save(name, tmp_path)
+    verdict = exactness.judge(name, memory, tmp_path)
+    assert verdict.passed, verdict
+    assert verdict.bit_equal or name in MAY_DIFFER, verdict
+    assert verdict.misses > 0
+
+
+@pytest.mark.parametrize("save", [save_fp8, save_mxfp4])
+def test_quantised_experts_are_dequantised_as_stock_does(save, tmp_path: Path) -> None:
+    save(tmp_path)
+    stock = exactness.aligned(load_dequantised(tmp_path))
+    with tiny.quiet():
+        model = hotset.load(str(tmp_path), memory="50%")
+    exactness.aligned(model)
+    poison(model.hotset.engine.arena)
+    given = tiny.inputs("", stock)
+    expected, found = tiny.logits(stock, given), tiny.logits(model, given)
+    model.hotset.close()
+    assert torch.equal(expected, found)
+    assert "dequantised" in model.hotset.notes[0]
+
+
+def test_a_dense_model_is_refused_by_name(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with tiny.quiet():
+        LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).save_pretrained(tmp_path)
+        with pytest.raises(ModelError, match="LlamaForCausalLM has no experts"):
+            hotset.load(str(tmp_path), memory="50%")
