@@ -1,6 +1,6 @@
 """Runs tiny models of all families through hotset and compares them with stock transformers.
 
-``python tests/families/exactness.py [--out FILE] [name ...]`` prints one line per family; `make families` runs them all.
+``python tests/families/exactness.py [--out FILE] [name ...]`` prints a line per family; `make families` runs them all.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ class Chooser:
         self.plan = plan_slots(settings.memory, shape, scope=scope, staging=settings.staging, free_bytes=free)
         if warning := self.plan.warning(policies.parse(settings.policy).name):
             self.notes.append(warning)
-        if self.plan.cached < shape.total_experts or not all(site.stock for site in sites):
+        stock = all(site.stock for site in sites) and catalog.digests is None  # transformers cannot read packed blocks
+        if self.plan.cached < shape.total_experts or not stock:
             return False
         self.notes.append(f"all {shape.total_experts} experts fit: the model runs as transformers made it")
         return True

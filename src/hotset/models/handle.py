@@ -10,6 +10,7 @@ from typing import Any
 from hotset.cache.counters import Count
 from hotset.errors import HotsetError
 from hotset.models.passes import PassWatcher
+from hotset.models.shell import Shell
 from hotset.models.site import Site
 from hotset.runtime.engine import Clock, Engine
 from hotset.shape import format_size
@@ -26,6 +27,7 @@ class Handle:
         self.watcher = watcher
         self.model_name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         self.notes: list[str] = []
+        self.shells: list[Shell] = []
         self.tap: Callable[[], list[Callable[[], None]]] = list  # sends calls here while recording, if they do not come
         self._undo: list[Callable[[], Any]] = []
         self._before = engine.controller.counters()

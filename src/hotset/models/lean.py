@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from hotset.models.catalog import CatalogBuilder
 from hotset.models.checkpoint import ParameterSource, parameter_sources
 from hotset.models.packed import open_fitting
+from hotset.models.shell import Shell, strip
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
 from hotset.store import Catalog
@@ -30,6 +29,7 @@ class LeanLoad:
     sites: list[Site] | None = None
     catalog: Catalog | None = None
     kept: bool = False
+    shells: list[Shell] = field(default_factory=list)
 
     def take_out(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Find the experts and their bytes, and take their parameters out of the model, unless all are kept."""
@@ -37,18 +37,16 @@ class LeanLoad:
         wanted = {name for site in sites for name in site.parameters()}
         remember_shapes(model, wanted)
         folder = Path(files[0]).parent
-        packed = is_packed(folder)
-        if packed:
+        if is_packed(folder):
             catalog = open_fitting(folder, sites, model._hotset_dtypes)
         else:
             sources = parameter_sources(model, files, mapping, wanted)
             drop_spare_rows(model, sites, sources)
             catalog = CatalogBuilder(model, sources).build(sites)
         self.sites, self.catalog = sites, catalog
-        # transformers cannot read the blocks of a packed store, so its experts are never left to it
-        self.kept = self.keep(model, sites, catalog) and not packed
+        self.kept = self.keep(model, sites, catalog)
         if not self.kept:
-            strip(model, sites)
+            self.shells = strip(model, sites)
             ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
             model._keys_to_ignore_on_load_unexpected = ignored | {
                 "expert",
@@ -71,20 +69,6 @@ def drop_spare_rows(model: Any, sites: Sequence[Site], sources: dict[str, Parame
             for tensors in sources[name].tensors.values():
                 if len(tensors) == model._hotset_shapes[name][0]:
                     del tensors[site.experts :]
-
-
-def strip(model: Any, sites: Sequence[Site]) -> None:
-    """Replace the experts' parameters by shapes without memory, which neither loader nor initialiser touches."""
-    for site in sites:
-        site.module._is_hf_initialized = True  # type: ignore[assignment]
-        for name in site.parameters():
-            path, _, leaf = name.rpartition(".")
-            module = model.get_submodule(path)
-            parameter = module._parameters.pop(leaf)
-            shell = torch.empty_like(parameter, device="meta", requires_grad=False)
-            shell._is_hf_initialized = True  # type: ignore[attr-defined]
-            module.__dict__[leaf] = shell
-            module._is_hf_initialized = True
 
 
 @contextmanager

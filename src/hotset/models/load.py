@@ -40,7 +40,7 @@ def load(
     extra, notes = dequantising(str(model), options)
     with lean_loading(lean):
         chosen = auto_class or AutoModelForCausalLM
-        loaded = chosen.from_pretrained(str(model), **({"dtype": "auto"} | extra | options))
+        loaded: Any = chosen.from_pretrained(str(model), **({"dtype": "auto"} | extra | options))
     if lean.sites is None or lean.catalog is None or chooser.plan is None:
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")
     loaded.to(settings.torch_device())
@@ -48,5 +48,6 @@ def load(
         handle = watch(loaded, lean.sites, chooser.plan, settings)
     else:
         handle = connect(loaded, lean.sites, lean.catalog, chooser.plan, settings)
+        handle.shells = lean.shells
     handle.notes += notes + chooser.notes
     return loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from hotset.errors import HotsetError
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
 from hotset.shape import ExpertKey
+from hotset.store import Catalog, SlotLayout
+from hotset.store.catalog import Bytes
 
 Tensor = torch.Tensor
 Loads = npt.NDArray[np.int32]
@@ -26,10 +28,11 @@ LoadListener = Callable[[int, Loads], None]
 class CachingEngine(Engine):
     """Experts under a budget; subclasses know how bytes and arithmetic are done on a device."""
 
-    def __init__(self, controller: Controller, experts_per_layer: Sequence[int]) -> None:
+    def __init__(self, controller: Controller, catalog: Catalog) -> None:
         super().__init__(controller)
+        self.catalog = catalog
         self.listener: LoadListener | None = None
-        self._experts = list(experts_per_layer)
+        self._experts = [len(layer.experts) for layer in catalog.layers]
         self._lock = threading.RLock()
         self._broken = False
 
@@ -63,6 +66,15 @@ class CachingEngine(Engine):
             self.controller.drop(ExpertKey(layer, int(expert)) for expert in self.lost(loads))
             self._broken = False
             raise
+
+    @property
+    def layouts(self) -> list[SlotLayout]:
+        """How the experts of each layer lie in a slot."""
+        return [layer.layout for layer in self.catalog.layers]
+
+    @abstractmethod
+    def fetch(self, layer: int, expert: int) -> Bytes:
+        """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""
 
     @abstractmethod
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:

@@ -14,6 +14,7 @@ from hotset.runtime.caching import CachingEngine, Loads
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.math import ExpertMath, SlotExperts
 from hotset.store import Catalog
+from hotset.store.catalog import Bytes
 from hotset.transfer import Flight, Readers
 from hotset.transfer.readers import Load
 
@@ -26,9 +27,8 @@ class CpuEngine(CachingEngine):
     def __init__(
         self, controller: Controller, catalog: Catalog, maths: Sequence[ExpertMath], *, threads: int = 0
     ) -> None:
-        super().__init__(controller, [len(layer.experts) for layer in catalog.layers])
+        super().__init__(controller, catalog)
         plan = controller.plan
-        self.catalog = catalog
         self.arena = Arena.in_ram(plan.cached + plan.staging, catalog.slot_bytes)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads)
         self.layers = [
@@ -86,6 +86,14 @@ class CpuEngine(CachingEngine):
             source = self.catalog.layers[layer]
             self.clock.loaded_bytes += sum(source.read_bytes(load.expert) for load in loads)
             self.readers.start(flight, loads)
+
+    def fetch(self, layer: int, expert: int) -> Bytes:
+        """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""
+        flight = Flight()
+        self.readers.start(flight, [Load(layer, expert, self._staging[0])])
+        flight.take()
+        block: Bytes = self.arena.rows()[self._staging[0]]
+        return block
 
     def lost(self, loads: Loads) -> list[int]:
         """After a failure: the experts whose slots hold nothing to be trusted."""

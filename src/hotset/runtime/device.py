@@ -18,6 +18,8 @@ from hotset.runtime.host import HostTier
 from hotset.runtime.math import ExpertMath, SlotExperts, SlotLinear
 from hotset.runtime.pinned import pin, unpin
 from hotset.store import Catalog
+from hotset.store.catalog import Bytes
+from hotset.trace import Phase
 
 FEW_PAIRS = 64
 """Up to so many pairs of token and expert are multiplied row by row in their slots; more are grouped by expert."""
@@ -51,11 +53,10 @@ class DeviceEngine(CachingEngine):
         *,
         kernel: Kernel | None = None,
     ) -> None:
-        super().__init__(controller, [len(layer.experts) for layer in catalog.layers])
+        super().__init__(controller, catalog)
         plan = controller.plan
         self.kind = device.type
         self.device = device
-        self.catalog = catalog
         self.host = host
         self.kernel = kernel
         self.arena = Arena.on_device(plan.cached + plan.staging, catalog.slot_bytes, device)
@@ -151,6 +152,12 @@ class DeviceEngine(CachingEngine):
             began = time.perf_counter()
         self.clock.loaded_bytes += used * len(where)
         return self.streams.mark_copies()
+
+    def fetch(self, layer: int, expert: int) -> Bytes:
+        """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""
+        ((_, slot),) = self.host.bring(layer, [expert], [1], Phase.PREFILL)
+        block: Bytes = self.host.arena.rows()[slot]
+        return block
 
     def lost(self, loads: Loads) -> list[int]:
         """After a failure: the experts whose slots hold nothing to be trusted."""

@@ -1,0 +1,68 @@
+"""What stays of a parameter that was taken out of a model: its shape, and all that is needed to put it back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotset.models.site import Site
+
+
+@dataclass
+class Shell:
+    """One parameter of a model without its memory."""
+
+    name: str
+    module: torch.nn.Module
+    leaf: str
+    parameter: torch.nn.Parameter
+    order: list[str]
+    rest: torch.Tensor | None  # rows that belong to no expert
+
+    def put_rest(self, whole: torch.Tensor) -> None:
+        """Copy in the rows that belong to no expert; they are the last."""
+        if self.rest is not None:
+            whole[len(whole) - len(self.rest) :] = self.rest
+
+    def fill(self, whole: torch.Tensor) -> None:
+        """Put the parameter back where it was, with these values."""
+        fresh = whole.to(self.parameter.device) if self.parameter.device.type != "meta" else whole
+        if self.parameter.device.type == "meta":
+            self.parameter = torch.nn.Parameter(fresh, requires_grad=self.parameter.requires_grad)
+        else:
+            self.parameter.data = fresh
+        self.module.__dict__.pop(self.leaf, None)
+        known = self.module._parameters | {self.leaf: self.parameter}
+        self.module._parameters.clear()
+        self.module._parameters.update({name: known[name] for name in self.order if name in known})
+
+
+def strip(model: Any, sites: Sequence[Site]) -> list[Shell]:
+    """Replace the experts' parameters by shapes without memory, which neither loader nor initialiser touches."""
+    shells = []
+    for site in sites:
+        site.module._is_hf_initialized = True  # type: ignore[assignment]
+        used = dict.fromkeys(site.parameters(), 0)
+        for take in (take for part in site.parts for e in range(site.experts) for take in part.takes(e)):
+            used[take.parameter] = max(used[take.parameter], take.last)
+        shells += [_empty(model, name, last) for name, last in used.items()]
+    return shells
+
+
+def _empty(model: Any, name: str, used_rows: int) -> Shell:
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    order = list(module._parameters)
+    parameter = module._parameters.pop(leaf)
+    spare = parameter.device.type != "meta" and used_rows < len(parameter)
+    shell = Shell(name, module, leaf, parameter, order, parameter.data[used_rows:].clone() if spare else None)
+    hollow = torch.empty_like(parameter, device="meta", requires_grad=False)
+    hollow._is_hf_initialized = True  # type: ignore[attr-defined]
+    module.__dict__[leaf] = hollow
+    module._is_hf_initialized = True
+    if parameter.device.type != "meta":
+        parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+    return shell
