@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 from hotset._version import __version__
+from hotset.cli.chat import chat
+from hotset.cli.doctor import doctor
 from hotset.cli.output import JsonFlag, emit
+from hotset.cli.run import run
 from hotset.cli.simulate import simulate
 from hotset.cli.trace import app as trace_app
 from hotset.errors import HotsetError
@@ -22,6 +25,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(name="run", rich_help_panel="Run a model")(run)
+app.command(name="chat", rich_help_panel="Run a model")(chat)
+app.command(name="doctor", rich_help_panel="Run a model")(doctor)
 app.command(name="simulate", rich_help_panel="Decide")(simulate)
 app.add_typer(trace_app, name="trace", rich_help_panel="Understand a workload")
 

@@ -9,6 +9,7 @@ import typer
 
 from hotset.cli import trace_synth
 from hotset.cli.output import JsonFlag, emit, note
+from hotset.cli.record import record
 from hotset.cli.traces import load_trace
 from hotset.errors import HotsetError, TraceError
 
@@ -202,3 +203,4 @@ def _say(document: dict[str, Any]) -> Any:
 
 
 app.command("synth")(trace_synth.synth)
+app.command("record")(record)

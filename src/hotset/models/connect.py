@@ -24,7 +24,11 @@ from hotset.store import Catalog
 
 def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, settings: Settings) -> Handle:
     """Serve the experts of a model from slots."""
-    engine = make_engine(catalog, sites, plan, settings)
+    return connect_engine(model, sites, make_engine(catalog, sites, plan, settings))
+
+
+def connect_engine(model: Any, sites: list[Site], engine: CachingEngine) -> Handle:
+    """Send the calls of a model's experts to an engine."""
     handle = _handle(model, engine, sites)
     for layer, site in enumerate(sites):
         handle.on_close(site.install(_forward(engine, layer, site)))

@@ -95,12 +95,16 @@ class Handle:
 
     def close(self) -> None:
         """Stop the threads and free the slots; the model can no longer run."""
-        if self._closed:
-            return
+        if not self._closed:
+            self.release()
+            self.engine.close()
+
+    def release(self) -> None:
+        """Take hotset out of the model's calls, and leave the engine to whoever made it."""
         self._closed = True
         for undo in reversed(self._undo):
             undo()
-        self.engine.close()
+        self._undo.clear()
 
     def __repr__(self) -> str:
         plan = self.engine.controller.plan

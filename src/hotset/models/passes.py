@@ -23,13 +23,17 @@ class PassWatcher:
         self.requests = 0
         self._batch = 0
         self._began_s = 0.0
+        self._depth = 0  # an encoder may run inside its model or alone
 
     def attach(self, model: torch.nn.Module) -> Callable[[], None]:
         """Watch a model; returns what ends it."""
-        handles = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after, always_call=False),
-        ]
+        watched = [model]
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            watched.append(model.get_encoder())  # type: ignore[operator]  # generate() calls it by itself
+        handles: list[Any] = []
+        for module in watched:
+            handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+            handles.append(module.register_forward_hook(self._after, always_call=True))
 
         def detach() -> None:
             for handle in handles:
@@ -38,6 +42,9 @@ class PassWatcher:
         return detach
 
     def _before(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
         tokens = _tokens(args, kwargs)
         batch, length = (1, 1) if tokens is None else (tokens.shape[0], tokens.shape[1] if tokens.dim() > 1 else 1)
         fresh = _seen_tokens(kwargs.get("past_key_values")) == 0
@@ -55,6 +62,9 @@ class PassWatcher:
         return tokens.reshape(-1).cpu().numpy().astype(np.int32)
 
     def _after(self, _: torch.nn.Module, __: Any, ___: Any) -> None:
+        self._depth = max(self._depth - 1, 0)
+        if self._depth:
+            return
         self.engine.end(self.engine.current, time.perf_counter() - self._began_s)
 
 

@@ -52,6 +52,7 @@ class DeviceEngine(CachingEngine):
         device: torch.device,
         *,
         kernel: Kernel | None = None,
+        pinned: bool = False,
     ) -> None:
         super().__init__(controller, catalog)
         plan = controller.plan
@@ -66,7 +67,8 @@ class DeviceEngine(CachingEngine):
         self._rows = self.arena.memory.view(self.arena.slots, catalog.slot_bytes)
         self._host_rows = host.arena.memory.view(host.arena.slots, catalog.slot_bytes)
         self.streams = Streams(device)
-        self.pinned = device.type == "cuda" and pin(host.arena)
+        self._unpin = not pinned and device.type == "cuda" and pin(host.arena)
+        self.pinned = pinned or self._unpin
         host.before_reading = self.streams.wait_for_copies
         self._uploads = torch.empty((UPLOADS, FEW_PAIRS), dtype=torch.int32, pin_memory=device.type == "cuda")
         self._upload = 0
@@ -181,7 +183,7 @@ class DeviceEngine(CachingEngine):
     def close(self) -> None:
         """Give back threads, files and memory."""
         self.streams.wait_for_copies()
-        if self.pinned:
+        if self._unpin:
             unpin(self.host.arena)
         self.host.close()
         self.layers = []

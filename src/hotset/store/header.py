@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from dataclasses import dataclass
@@ -10,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hotset.errors import StoreError
+from hotset.store.layout import ITEM_BYTES
 
 MAX_HEADER_BYTES = 100 << 20
 
 DTYPES = {
     "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "I64": "int64", "I32": "int32", "I16": "int16",
-    "I8": "int8", "U8": "uint8", "BOOL": "bool",
+    "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool", "C64": "complex64",
 }  # fmt: skip
 
 
@@ -42,8 +44,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, RecursionError) as error:
         raise StoreError(_damaged(path, "its header cannot be read")) from error
+    if not isinstance(header, dict):
+        raise StoreError(_damaged(path, "its header is no table of tensors"))
     tensors = {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"}
     end = max((tensor.offset + tensor.size_bytes for tensor in tensors.values()), default=0)
     if end > file_bytes:
@@ -55,14 +59,21 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _tensor(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
     try:
-        begin, end = entry["data_offsets"]
+        begin, end = (_whole(offset) for offset in entry["data_offsets"])
         dtype = DTYPES[entry["dtype"]]
-        shape = tuple(int(size) for size in entry["shape"])
+        shape = tuple(_whole(size) for size in entry["shape"])
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(_damaged(path, f"the entry of {name} cannot be read")) from error
-    if not 0 <= begin <= end:
-        raise StoreError(_damaged(path, f"the entry of {name} ends before it begins"))
+    if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise StoreError(_damaged(path, f"the bytes of {name} do not fit its shape"))
     return StoredTensor(path, dtype, shape, base + begin, end - begin)
+
+
+def _whole(value: Any) -> int:
+    """A number as a header may have it; a bool, a fraction or less than nothing is none."""
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value
 
 
 def _damaged(path: Path, why: str) -> str:

@@ -6,10 +6,9 @@ The seal tells an edited file from a written one; whoever forges it still meets 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hotset.errors import StoreError
 from hotset.store.digest import DIGEST_BYTES, digest_of
@@ -19,20 +18,138 @@ from hotset.store.plan import PackLayer, PackPlan
 FORMAT, VERSION = "hotset-pack", 1
 MAX_INDEX_BYTES = 128 << 20
 MAX_BYTES = 1 << 60
-MAX_NAME = 1024
 MAX_DIMENSIONS = 8
 REMEDY = "pack the model again with hotset pack"
 
-T = TypeVar("T")
-
-
-    __slots__ = ()
+FileDigest = tuple[int, bytes]
+"""The size and the digest of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackIndex:
-    """A pack: its plan, the digests of its blocks [layers][experts], and its other files with weights."""
+    """A pack: its plan, the digests of its blocks [layers][experts], and those of its other files with weights."""
 
     plan: PackPlan
     digests: list[list[bytes]]
-    files: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    files: dict[str, FileDigest] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The document, sealed."""
+        document = plan_document(self.plan) | {"files": {n: _file_entry(f) for n, f in sorted(self.files.items())}}
+        for layer, digests in zip(document["layers"], self.digests, strict=True):
+            layer["digests"] = [digest.hex() for digest in digests]
+        return (json.dumps(document | {"seal": seal_of(document)}, indent=1) + "\n").encode()
+
+
+def plan_document(plan: PackPlan) -> dict[str, Any]:
+    """A plan as JSON has it."""
+    layers = [_layer_entry(layer, start) for layer, start in zip(plan.layers, plan.starts, strict=False)]
+    return {"format": FORMAT, "version": VERSION, "source": dict(plan.meta), "layers": layers}
+
+
+def seal_of(document: dict[str, Any]) -> str:
+    """The digest of a document, whatever its spacing and order."""
+    return digest_of(json.dumps(document, sort_keys=True).encode()).hex()
+
+
+def read_index(path: Path) -> PackIndex:
+    """Read and check an index; one that is damaged, edited or of a later format raises StoreError."""
+    try:
+        if path.stat().st_size > MAX_INDEX_BYTES:
+            raise StoreError(f"{path} is no index of a packed model: it is too large; {REMEDY}")
+        return _index(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}; {REMEDY}") from error
+    except _WrongError as error:
+        raise StoreError(f"{path} is damaged: {error}; {REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is damaged: it is not a JSON document; {REMEDY}") from error
+
+
+class _WrongError(Exception):
+    """A claim that cannot be true."""
+
+
+def _file_entry(file: FileDigest) -> dict[str, Any]:
+    return {"bytes": file[0], "digest": file[1].hex()}
+
+
+def _layer_entry(layer: PackLayer, start: int) -> dict[str, Any]:
+    parts = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "offset": p.offset} for p in layer.layout.parts]
+    entry = {"name": layer.name, "experts": layer.experts, "offset": start, "block_bytes": layer.block_bytes}
+    return entry | {"parts": parts}
+
+
+def _index(document: Any) -> PackIndex:
+    _check_kind(document)
+    seal = document.pop("seal", None)
+    if seal != seal_of(document):
+        raise _WrongError("it was changed after it was written")
+    entries = _of(document, "layers", list)
+    if not entries:
+        raise _WrongError("it names no layers")
+    source = _of(document, "source", dict)
+    meta = {str(key): str(value) for key, value in source.items()}
+    plan = PackPlan(tuple(_layer(entry) for entry in entries), meta)
+    for number, (entry, layer) in enumerate(zip(entries, plan.layers, strict=True)):
+        if (entry.get("offset"), entry.get("block_bytes")) != (plan.starts[number], layer.block_bytes):
+            raise _WrongError(f"the blocks of layer {number} do not lie where its parts put them")
+    digests = [[_digest(text) for text in entry["digests"]] for entry in entries]
+    files = {name: _file(name, entry) for name, entry in _of(document, "files", dict).items()}
+    return PackIndex(plan, digests, files)
+
+
+def _check_kind(document: Any) -> None:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise _WrongError("it is no index of a packed model")
+    version = document.get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise _WrongError(f"its version is {version!r:.40}, and this hotset reads version {VERSION}")
+
+
+def _layer(entry: Any) -> PackLayer:
+    name = _of(entry, "name", str)
+    experts = _number(_of(entry, "experts", int), 1)
+    if len(_of(entry, "digests", list)) != experts:
+        raise _WrongError(f"{name:.100} has {experts:,} experts and {len(entry['digests']):,} digests")
+    parts = tuple(_part(part) for part in _of(entry, "parts", list))
+    layout = SlotLayout(parts)
+    if not parts or len({part.name for part in parts}) != len(parts) or layout != SlotLayout.of(parts):
+        raise _WrongError(f"the parts of {name:.100} overlap, leave gaps or share a name")
+    _number(layout.used_bytes * experts, 1)
+    return PackLayer(name, layout, experts)
+
+
+def _part(entry: Any) -> Part:
+    dtype, shape = _of(entry, "dtype", str), _of(entry, "shape", list)
+    if dtype not in ITEM_BYTES or not 1 <= len(shape) <= MAX_DIMENSIONS:
+        raise _WrongError("a part has a type or a shape that hotset does not know")
+    sizes = tuple(_number(size, 1) for size in shape)
+    return Part(_of(entry, "name", str), sizes, dtype, _number(_of(entry, "offset", int), 0))
+
+
+def _file(name: str, entry: Any) -> FileDigest:
+    if not name or Path(name).name != name:
+        raise _WrongError(f"{name!r:.100} is no name of a file in this folder")
+    return _number(_of(entry, "bytes", int), 0), _digest(_of(entry, "digest", str))
+
+
+def _of(entry: Any, key: str, kind: type) -> Any:
+    if not isinstance(entry, dict) or not isinstance(entry.get(key), kind):
+        raise _WrongError(f'"{key}" is missing or of the wrong kind')
+    return entry[key]
+
+
+def _number(value: Any, least: int) -> int:
+    if type(value) is not int or not least <= value < MAX_BYTES:  # a bool is no number here
+        raise _WrongError(f"{value!r:.40} cannot be a size")
+    return value
+
+
+def _digest(text: Any) -> bytes:
+    if not isinstance(text, str) or len(text) != 2 * DIGEST_BYTES:
+        raise _WrongError(f"{text!r:.40} is no digest")
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise _WrongError(f"{text!r:.40} is no digest") from None

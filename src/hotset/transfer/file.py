@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import time
+import weakref
 from pathlib import Path
 
 from hotset.errors import StoreError
@@ -42,27 +44,30 @@ class StoreFile:
                 raise
             self.direct = False  # this file system knows no direct reads
             self.handle = os.open(self.path, flags)
+        self._close = weakref.finalize(self, os.close, self.handle)  # forgotten files must not hold handles
         self.size_bytes = os.fstat(self.handle).st_size
         if not self.direct and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.handle, 0, 0, os.POSIX_FADV_RANDOM)
 
     def close(self) -> None:
         """Give the file handle back."""
-        os.close(self.handle)
+        self._close()
 
     def fill(self, buffer: memoryview, offset: int, needed_bytes: int) -> None:
         """Read from the offset until the first so many bytes of the buffer are there; direct reads must be aligned."""
-        done = 0
+        done = stalls = 0
         while done < needed_bytes:
             got = self._read(buffer[done:], offset + done)
-            if got == 0:
+            reached = done + got
+            if self.direct and reached < needed_bytes:
+                reached -= reached % PAGE_BYTES  # an interrupted direct read goes on at the last whole page
+            stalls = stalls + 1 if reached == done else 0
+            if got == 0 or stalls > RETRIES:  # less than a page again and again is a file that ends within that page
                 raise StoreError(
-                    f"{self.path} ends at byte {offset + done:,}, but {needed_bytes - done:,} bytes should follow: "
-                    "the file was truncated; copy or download it again"
+                    f"{self.path} ends at byte {offset + done + got:,}, but {needed_bytes - done - got:,} bytes should "
+                    "follow: the file was truncated; copy or download it again"
                 )
-            done += got
-            if self.direct and done < needed_bytes:
-                done -= done % PAGE_BYTES  # an interrupted direct read goes on at the last whole page
+            done = reached
         self._forget(offset, done)
 
     def _read(self, buffer: memoryview, offset: int) -> int:
@@ -70,6 +75,9 @@ class StoreFile:
             try:
                 return _preadv(self.handle, [buffer], offset)
             except OSError as error:
+                if error.errno == errno.EINVAL and self.direct:
+                    self._go_buffered()
+                    continue
                 if error.errno not in _PASSING or attempt == RETRIES:
                     raise StoreError(
                         f"reading {self.path} at byte {offset:,} failed: {error.strerror or error}"
@@ -77,6 +85,11 @@ class StoreFile:
                     ) from error
                 time.sleep(RETRY_PAUSE_S * 2**attempt)
         raise AssertionError("unreachable")
+
+    def _go_buffered(self) -> None:
+        """Some file systems open for direct reads and then refuse them: read through the page cache from here on."""
+        fcntl.fcntl(self.handle, fcntl.F_SETFL, fcntl.fcntl(self.handle, fcntl.F_GETFL) & ~os.O_DIRECT)
+        self.direct = False
 
     def _forget(self, offset: int, size_bytes: int) -> None:
         """Keep the page cache from holding a second copy that no budget counts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 import weakref
@@ -16,17 +15,11 @@ import numpy as np
 from hotset.errors import StoreError
 from hotset.store import Catalog, LayerSource, Segment
 from hotset.store.catalog import Bytes
+from hotset.store.digest import digest_of
 from hotset.store.layout import PAGE_BYTES
 from hotset.transfer.file import StoreFile, aligned_buffer
 from hotset.transfer.flight import Flight
 from hotset.transfer.spans import CHUNK_BYTES, Span, chunks
-
-DIGEST_BYTES = 16
-
-
-def digest_of(block: Bytes) -> bytes:
-    """The digest that a packed store keeps of every expert."""
-    return hashlib.blake2b(block.data, digest_size=DIGEST_BYTES).digest()
 
 
 class Load(NamedTuple):
@@ -67,6 +60,8 @@ class Readers:
 
     def start(self, flight: Flight, loads: list[Load]) -> None:
         """Put loads on their way, in this order."""
+        if not self._dismiss.alive:
+            raise StoreError("the readers of this store are closed: load the model again")
         jobs: list[Job] = []
         for load in loads:
             source = self.catalog.layers[load.layer]
@@ -194,4 +189,4 @@ def default_threads() -> int:
 def _pieces(source: LayerSource, segments: tuple[Segment, ...]) -> list[tuple[Span, ...]]:
     """Split an expert among threads, unless it must be decoded as a whole."""
     spans = chunks(segments, CHUNK_BYTES)
-    return [tuple(spans)] if source.decode is not None else [(span,) for span in spans]
+    return [tuple(spans)] if source.decode is not None else [(span,) for span in spans] or [()]

@@ -1,0 +1,131 @@
+"""`hotset chat`: a conversation, at a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from hotset.cli import run_options as opt
+from hotset.cli.output import JsonFlag, emit
+from hotset.cli.run import INTERRUPTED, finish_text, show
+from hotset.errors import HotsetError
+
+if TYPE_CHECKING:
+    from hotset.cli.conversation import Conversation
+    from hotset.cli.generate import Answer
+
+_COMMAND = re.compile(r"/[a-z]+")
+_HELP = "/stats: what it cost so far   /reset: forget all turns   /exit or Ctrl-D: leave   Ctrl-C: stop an answer"
+
+
+def chat(
+    model: opt.Model = None,
+    memory: opt.Memory = "auto",
+    host_memory: opt.HostMemory = "auto",
+    policy: opt.PolicyName = "blend",
+    scope: opt.ScopeName = "layer",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    max_new_tokens: opt.MaxNewTokens = 512,
+    temperature: opt.Temperature = 0.0,
+    top_p: opt.TopP = None,
+    seed: opt.Seed = None,
+    use_template: opt.UseTemplate = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Talk with a model; through a pipe every line is a turn.
+
+    Example: hotset chat ./Qwen3-30B-A3B --memory 25%
+    """
+    from hotset.cli.conversation import Conversation
+    from hotset.cli.generate import Sampling
+    from hotset.cli.loading import Wanted, loaded_model
+
+    wanted = Wanted(
+        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype
+    )
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    with loaded_model(wanted) as loaded:
+        talk = Talk(Conversation(loaded, sampling, use_template), as_json)
+        for line in _lines():
+            if not talk.take(line.strip()):
+                break
+        talk.end()
+
+
+class Talk:
+    """One sitting: takes line after line, and keeps what came of them."""
+
+    def __init__(self, conversation: Conversation, as_json: bool) -> None:
+        self.conversation, self.as_json = conversation, as_json
+        self.turns: list[dict[str, Any]] = []
+        self.answers: list[Answer] = []
+
+    def take(self, line: str) -> bool:
+        """Answer a turn or obey a command; false to leave."""
+        if line in ("/exit", "/quit"):
+            return False
+        if _COMMAND.fullmatch(line):
+            self._obey(line)
+        elif line:
+            self._answer(line)
+        return not (self.answers and self.answers[-1].finish == "interrupt" and not sys.stdin.isatty())
+
+    def _obey(self, command: str) -> None:
+        if command == "/reset":
+            self.conversation.reset()
+        elif not self.as_json:
+            known = {"/stats": self._summary(), "/help": _HELP}
+            emit({}, False, known.get(command, f"there is no {command}; {_HELP}"))
+
+    def _answer(self, line: str) -> None:
+        from hotset.cli.summary import answer_document
+
+        try:
+            answer = self.conversation.say(line, (lambda _: None) if self.as_json else show)
+        except HotsetError as error:
+            if not sys.stdin.isatty():
+                raise
+            sys.stderr.write(f"error: {error} (/reset starts a new conversation)\n")
+            return
+        if not self.as_json:
+            finish_text(answer.text)
+        self.answers.append(answer)
+        reused = {"prompt": line, "reused_tokens": self.conversation.reused_tokens}
+        self.turns.append(reused | answer_document(answer))
+
+    def _summary(self) -> str:
+        from hotset.cli.summary import summary_line
+
+        new, decode_s = sum(len(a.new_ids) for a in self.answers), sum(a.decode_s for a in self.answers)
+        timed = sum(max(len(a.new_ids) - 1, 0) for a in self.answers)
+        return summary_line(new, timed / decode_s if decode_s else None, self.conversation.loaded.stats())
+
+    def end(self) -> None:
+        """Say what the sitting cost."""
+        from typer import Exit
+
+        from hotset.cli.summary import aside, cost_document
+
+        if self.as_json:
+            emit({"turns": self.turns} | cost_document(self.conversation.loaded), True)
+        elif self.answers:
+            aside(self._summary())
+        if self.answers and self.answers[-1].finish == "interrupt" and not sys.stdin.isatty():
+            raise Exit(INTERRUPTED)
+
+
+def _lines() -> Iterator[str]:
+    """What a person types, with history, or the lines of a pipe."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401 - input() uses it once it is there
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            yield input("> ")
+    sys.stdout.write("\n")

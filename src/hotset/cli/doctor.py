@@ -1,0 +1,100 @@
+"""`hotset doctor`: what this machine offers, and what hotset will choose on it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotset.cli import run_options as opt
+from hotset.cli.output import JsonFlag, emit
+from hotset.errors import HotsetError
+
+if TYPE_CHECKING:
+    from hotset.cli.doctor_model import Found
+
+
+def doctor(
+    model: opt.Model = None,
+    path: Annotated[
+        Path | None, typer.Option(help="Measure the disk under this folder.", show_default="the model's, or this one")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Look at this machine: versions, memory, GPUs, the speed of the disk, and what hotset will use and why.
+
+    Example: hotset doctor ./Qwen3-30B-A3B
+    """
+    if path is not None and not path.is_dir():
+        raise HotsetError(f"there is no folder {path}: give one on the disk to measure")
+    report = examine(model, path)
+    if as_json:
+        emit(report, True)
+        return
+    from hotset.cli.doctor_view import report_views
+
+    emit({}, False, *report_views(report))
+
+
+def examine(model: str | None, path: Path | None) -> dict[str, Any]:
+    """All findings; what cannot be found out says why and keeps nothing else from being told."""
+    from hotset.cli import doctor_machine as machine
+    from hotset.cli.doctor_choices import choices
+
+    found, about = _model(model)
+    report: dict[str, Any] = {
+        "software": _probe(machine.software),
+        "processor": _probe(machine.processor),
+        "memory": _probe(machine.memory),
+        "gpus": _probe(machine.gpus),
+        "limits": _probe(machine.pinnable_bytes),
+        "disk": _disk(path, found),
+        "model": about,
+    }
+    return report | {"choices": choices(report)}
+
+
+def _probe(ask: Callable[[], Any]) -> Any:
+    """The answer, or why there is none."""
+    try:
+        return ask()
+    except Exception as error:
+        return {"unknown": str(error) or type(error).__name__}
+
+
+def _model(model: str | None) -> tuple[Found | None, dict[str, Any] | None]:
+    """What a model needs; one that does not exist is an error, one that cannot be run a finding."""
+    if model is None:
+        return None, None
+    from hotset.cli.doctor_model import needs, peek
+    from hotset.cli.loading import locate, plainly, quieten
+
+    place = locate(model)
+
+    def look() -> Found:
+        quieten()
+        with plainly(place, "the model", "check its config.json and .safetensors files"):
+            return peek(place)
+
+    found = _probe(look)
+    return (None, {"model": model} | found) if isinstance(found, dict) else (found, needs(model, found))
+
+
+def _disk(path: Path | None, found: Found | None) -> dict[str, Any]:
+    from hotset.cli.doctor_disk import disk
+    from hotset.cli.doctor_model import largest_file
+
+    checkpoint = largest_file(found) if found and path is None else None
+    where = checkpoint.parent if checkpoint else path or _writable()
+    answer: dict[str, Any] = _probe(lambda: disk(where, checkpoint))
+    return answer
+
+
+def _writable() -> Path:
+    """This folder, or the one for temporary files where nothing may be written here."""
+    here = Path.cwd()
+    return here if os.access(here, os.W_OK) else Path(tempfile.gettempdir())

@@ -1,0 +1,52 @@
+"""What hotset will choose on this machine, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hotset.shape import format_size
+
+
+def choices(report: dict[str, Any]) -> list[dict[str, str]]:
+    """One row per decision: what, which, and the reason."""
+    return [_engine(report["gpus"]), _threads(), _direct(report["disk"]), _memory(report["memory"], report["model"])]
+
+
+def _row(what: str, value: str, why: str) -> dict[str, str]:
+    return {"what": what, "value": value, "why": why}
+
+
+def _engine(gpus: Any) -> dict[str, str]:
+    if not isinstance(gpus, list):
+        return _row("engine", "cpu", f"GPUs are unknown ({gpus['unknown']})")
+    if not gpus:
+        return _row("engine", "cpu", "torch sees no CUDA device")
+    return _row("engine", "cuda", f"torch sees {gpus[0]['name']}")
+
+
+def _threads() -> dict[str, str]:
+    from hotset.transfer.readers import default_threads
+
+    return _row("reader threads", str(default_threads()), "half of the cores, at least 2 and at most 4")
+
+
+def _direct(disk: dict[str, Any]) -> dict[str, str]:
+    if "direct" not in disk:
+        return _row("direct I/O", "if the disk has it", f"unknown here: {disk.get('unknown', 'not measured')}")
+    if disk["direct"]:
+        return _row("direct I/O", "yes", "the file system reads past the page cache, which no budget counts")
+    return _row("direct I/O", "no", "the file system has no direct reads: pages are dropped after each read instead")
+
+
+def _memory(memory: dict[str, Any], model: dict[str, Any] | None) -> dict[str, str]:
+    if model and "auto_bytes" in model:
+        value = format_size(model["auto_bytes"])
+        return _row("memory auto", value, "all experts fit" if model["fits"] else _reason("the rest of the model"))
+    if "unknown" in memory:
+        return _row("memory auto", "unknown", memory["unknown"])
+    value = format_size(0.9 * memory["available_bytes"])
+    return _row("memory auto", f"up to {value}", _reason("the rest of the model (name it, and this is exact)"))
+
+
+def _reason(rest: str) -> str:
+    return f"90 % of what is available, less a context of 4,096 tokens and {rest}"

@@ -1,0 +1,86 @@
+"""What a model needs: read from its config and the headers of its files, without loading a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Found:
+    """What loading found out before it was stopped."""
+
+    shape: Any
+    dense_bytes: int
+    free_bytes: int
+    files: tuple[Path, ...]
+    family: str
+
+
+class _Enough(Exception):  # noqa: N818 - not an error: all is known that was asked
+    pass
+
+
+def peek(place: str) -> Found:
+    """Begin to load a model, and stop where its experts are known and nothing has been read."""
+    from transformers import AutoModelForCausalLM
+
+    from hotset.models.lean import LeanLoad, lean_loading
+
+    found: list[Found] = []
+
+    def stop(model: Any, sites: Any, catalog: Any) -> bool:
+        found.append(_found(model, sites, catalog))
+        raise _Enough
+
+    try:
+        with lean_loading(LeanLoad(keep=stop)):
+            AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=False)
+    except _Enough:
+        return found[0]
+    from hotset.errors import ModelError
+
+    raise ModelError(f"{place} has no safetensors files: save it once with save_pretrained")
+
+
+def _found(model: Any, sites: Any, catalog: Any) -> Found:
+    from hotset.models.budget import free_bytes_for_experts, shape_of
+    from hotset.models.choose import Settings
+
+    experts = set(model._hotset_shapes)
+    dense = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if name not in experts)
+    free = free_bytes_for_experts(model, Settings().torch_device())
+    return Found(shape_of(sites, catalog), dense, free, catalog.files, model.config.model_type)
+
+
+def needs(name: str, found: Found) -> dict[str, Any]:
+    """The sizes that a person decides by."""
+    from hotset.cache.plan import Scope
+    from hotset.models.budget import SAFETY, least_slots
+
+    shape = found.shape
+    least = max(least_slots(shape, Scope.LAYER), shape.top_k)
+    total = shape.total_experts * shape.expert_bytes
+    auto = int(found.free_bytes * (1 - SAFETY))
+    return {
+        "model": name,
+        "family": found.family,
+        "layers": shape.layers,
+        "experts": shape.experts,
+        "top_k": shape.top_k,
+        "expert_bytes": shape.expert_bytes,
+        "all_experts_bytes": total,
+        "dense_bytes": found.dense_bytes,
+        "quarter_bytes": shape.total_experts // 4 * shape.expert_bytes,
+        "cycle_bytes": shape.token_cycle * shape.expert_bytes,
+        "least_slots": least,
+        "least_bytes": (least + 1) * shape.expert_bytes,  # one slot at least is for staging
+        "auto_bytes": min(auto, total),
+        "fits": total <= auto,
+    }
+
+
+def largest_file(found: Found) -> Path:
+    """The file that tells most about the disk."""
+    return max(found.files, key=lambda path: path.stat().st_size)

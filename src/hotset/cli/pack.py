@@ -1,0 +1,109 @@
+"""`hotset pack`: rewrite a checkpoint so that one read fetches one expert, and check what was written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hotset.cli.output import JsonFlag, emit
+from hotset.errors import HotsetError
+
+DTYPES = ("auto", "bfloat16", "float16", "float32")
+
+
+def pack(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="A folder with a model, or a hub id.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="The folder to write.", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Type of the packed experts: auto (the model's own), bfloat16, float16 or float32.")
+    ] = "auto",
+    verify: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Read a pack again and check every digest, instead.", show_default=False),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Rewrite a model so that one direct read fetches one expert.
+
+    The folder loads like the model it came from. Quantised experts (FP8, MXFP4) are widened to the type that the model
+    runs in, so that such a pack is two to four times as large as its source. A pack that was interrupted goes on where
+    it stopped when the same command is given again.
+
+    Example: hotset pack Qwen/Qwen3-30B-A3B -o qwen3-packed
+    """
+    if verify is not None:
+        _refuse(model is not None or out is not None, "--verify takes the folder of a pack and nothing else")
+        _verify(verify, as_json)
+        return
+    if model is None or out is None:
+        raise HotsetError(
+            "give a model and the folder to write: hotset pack MODEL -o DIR (or: hotset pack --verify DIR)"
+        )
+    _refuse(dtype not in DTYPES, f"no type is called {dtype}: use {', '.join(DTYPES)}")
+    _pack(model, out, dtype, as_json)
+
+
+def _pack(model: str, out: Path, dtype: str, as_json: bool) -> None:
+    from hotset.cli.loading import locate, quieten
+    from hotset.shape import format_size
+
+    place = locate(model)
+    try:
+        from hotset.models.packing import pack as write
+
+        quieten()
+    except ModuleNotFoundError as error:
+        raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
+    with _bytes_bar("packing") as progress:
+        report = write(place, out, dtype=dtype, progress=progress)
+    document = dataclasses.asdict(report) | {"folder": str(report.folder), "bytes": report.size_bytes}
+    del document["size_bytes"]
+    told = "is a complete pack of this model already" if report.complete_already else "written and read back"
+    kept = f", {report.resumed:,} of them from an earlier run" if report.resumed else ""
+    size = format_size(report.size_bytes)
+    emit(document, as_json, f"{out}: {told}, {report.experts:,} experts{kept}, {size} in {report.seconds:.1f} s")
+
+
+def _verify(folder: Path, as_json: bool) -> None:
+    from hotset.shape import format_size
+    from hotset.store.packed import is_packed
+    from hotset.store.verify import verify_packed
+
+    _refuse(not is_packed(folder), f"{folder} is no packed model: make one with hotset pack MODEL -o DIR")
+    with _bytes_bar("reading") as progress:
+        report = verify_packed(folder, progress)
+    document = {"folder": str(folder), "experts": report.experts, "files": report.files, "bytes": report.size_bytes}
+    size = format_size(report.size_bytes)
+    emit(document | {"damaged": 0}, as_json, f"{folder}: {report.experts:,} experts, {size}, all digests right")
+
+
+def _refuse(wrong: bool, why: str) -> None:
+    if wrong:
+        raise HotsetError(why)
+
+
+@contextmanager
+def _bytes_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a progress callback; the bar shows on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,84 @@
+"""`hotset run`: one prompt, one answer, and what it cost."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import typer
+
+from hotset.cli import run_options as opt
+from hotset.cli.output import JsonFlag, emit
+from hotset.errors import HotsetError
+
+INTERRUPTED = 130
+_CONTROLS = {code: "?" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def run(
+    model: opt.Model = None,
+    prompt: opt.Prompt = None,
+    file: opt.PromptFile = None,
+    memory: opt.Memory = "auto",
+    host_memory: opt.HostMemory = "auto",
+    policy: opt.PolicyName = "blend",
+    scope: opt.ScopeName = "layer",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    max_new_tokens: opt.MaxNewTokens = 256,
+    temperature: opt.Temperature = 0.0,
+    top_p: opt.TopP = None,
+    seed: opt.Seed = None,
+    chat: opt.UseTemplate = None,
+    trace: opt.TraceOut = None,
+    force: opt.Force = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Answer one prompt: the text goes to stdout as it comes, one line on what it cost to stderr.
+
+    Example: hotset run ./Qwen3-30B-A3B --memory 25% -p "Perché il cielo è blu?"
+    """
+    from hotset.cli.generate import Sampling, generate
+    from hotset.cli.loading import Wanted, loaded_model
+    from hotset.cli.prompts import encode_prompt, read_prompt
+    from hotset.cli.summary import aside, run_document, summary_line
+
+    text = read_prompt(prompt, file)
+    check_out(trace, force)
+    wanted = Wanted(
+        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype
+    )
+    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    with loaded_model(wanted) as loaded:
+        ids = encode_prompt(loaded, text, chat)
+        with loaded.trace(trace) if trace else nullcontext():
+            answer = generate(loaded, ids, sampling, (lambda _: None) if as_json else show)
+        if as_json:
+            emit(run_document(loaded, answer), True)
+        else:
+            finish_text(answer.text)
+            aside(summary_line(len(answer.new_ids), answer.tokens_per_s, loaded.stats()))
+    if answer.finish == "interrupt":
+        raise typer.Exit(INTERRUPTED)
+
+
+def show(text: str) -> None:
+    """Write text at once; on a terminal without anything that could steer it."""
+    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def finish_text(text: str) -> None:
+    """End the last line of an answer."""
+    show("\n" if not text.endswith("\n") else "")
+
+
+def check_out(path: Path | None, force: bool) -> None:
+    """Refuse an output that cannot be written, before the work and not after it."""
+    if path is None:
+        return
+    if path.exists() and not force:
+        raise HotsetError(f"{path} exists: choose another name, or pass --force to overwrite it")
+    if not path.parent.is_dir():
+        raise HotsetError(f"there is no folder {path.parent}: create it, or choose another place")

@@ -1,0 +1,67 @@
+"""The options that every command with a live model shares, each with its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_MEMORY = "Memory and cache"
+_TEXT = "Text"
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A folder or a hub id; none: the small model that ships with hotset.",
+        show_default=False,
+    ),
+]
+Memory = Annotated[
+    str,
+    typer.Option(help='Memory for experts: "8GiB", "25%" of them, "1536 slots", or auto.', rich_help_panel=_MEMORY),
+]
+HostMemory = Annotated[
+    str,
+    typer.Option(help="Memory of the host for experts, behind that of a GPU.", rich_help_panel=_MEMORY),
+]
+PolicyName = Annotated[
+    str,
+    typer.Option("--policy", help='Who leaves, with options as in "decay:half_life=8".', rich_help_panel=_MEMORY),
+]
+ScopeName = Annotated[
+    str,
+    typer.Option("--scope", help="Slots belong to each layer, or to one pool: layer | pool.", rich_help_panel=_MEMORY),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_MEMORY)]
+Dtype = Annotated[
+    str,
+    typer.Option(help="auto (as stored), bfloat16, float16 or float32.", rich_help_panel=_MEMORY),
+]
+MaxNewTokens = Annotated[int, typer.Option(help="The most tokens of an answer.", min=1, rich_help_panel=_TEXT)]
+Temperature = Annotated[
+    float, typer.Option(help="0 takes the likeliest token; more is more varied.", min=0, rich_help_panel=_TEXT)
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Draw from the likeliest tokens that make up this share.", min=0, max=1, rich_help_panel=_TEXT),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of the draw.", min=0, rich_help_panel=_TEXT)]
+UseTemplate = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--no-chat",
+        help="Put the prompt into the model's chat template; by default if it has one.",
+        rich_help_panel=_TEXT,
+        show_default=False,
+    ),
+]
+Prompt = Annotated[str | None, typer.Option("-p", "--prompt", help="The prompt.", show_default=False)]
+PromptFile = Annotated[
+    Path | None, typer.Option("--file", help="Read the prompt from a file; - is stdin.", show_default=False)
+]
+TraceOut = Annotated[
+    Path | None, typer.Option("--trace", metavar="OUT", help="Record the routing to this file.", show_default=False)
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]

@@ -1,0 +1,82 @@
+"""What a run cost, in one line for people and as plain values for scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from hotset.cli.generate import Answer
+from hotset.cli.loading import Loaded
+from hotset.shape import format_size
+
+
+def run_document(loaded: Loaded, answer: Answer) -> dict[str, Any]:
+    """All there is to say of one answer."""
+    return answer_document(answer) | cost_document(loaded)
+
+
+def answer_document(answer: Answer) -> dict[str, Any]:
+    """The text and the times of one answer."""
+    return {
+        "text": answer.text,
+        "prompt_tokens": answer.prompt_tokens,
+        "new_tokens": len(answer.new_ids),
+        "new_token_ids": answer.new_ids,
+        "finish": answer.finish,
+        "tokens_per_s": answer.tokens_per_s,
+        "prefill_s": answer.prefill_s,
+    }
+
+
+def cost_document(loaded: Loaded) -> dict[str, Any]:
+    """What the cache did, over prompts and answers together, and for the answers alone."""
+    stats = loaded.stats()
+    return {
+        "model": loaded.wanted.name,
+        "engine": stats["engine"],
+        "policy": loaded.wanted.policy,
+        "memory": loaded.wanted.memory,
+        "resident_bytes": stats["resident_bytes"],
+        "hit_rate": stats["hit_rate"],
+        "decode_hit_rate": decode_hit_rate(stats),
+        "bytes_per_token": stats["bytes_per_token"],
+        "decode_bytes_per_token": decode_bytes_per_token(stats),
+        "stall_share": stats["stall_share"],
+        "stats": stats,
+    }
+
+
+def summary_line(new_tokens: int, tokens_per_s: float | None, stats: dict[str, Any]) -> str:
+    """Speed, hits, traffic and memory of the answers; what prompts cost is in the JSON document."""
+    speed = "" if tokens_per_s is None else f" at {tokens_per_s:,.1f} tokens/s"
+    hits, traffic = decode_hit_rate(stats), decode_bytes_per_token(stats)
+    words = [f"{new_tokens:,} new token{'' if new_tokens == 1 else 's'}{speed}"]
+    if hits is not None:
+        words.append(f"hit rate {100 * hits:.1f} %")
+    if traffic is not None:
+        words.append(f"{format_size(traffic)} read per token")
+    words.append(f"{format_size(stats['resident_bytes'])} of experts in memory")
+    return ", ".join([*words, f"{100 * stats['stall_share']:.1f} % of the time stalled"])
+
+
+def aside(line: str) -> None:
+    """Say a line beside the text, on stderr."""
+    Console(stderr=True).print(line, style="dim", soft_wrap=True, highlight=False, markup=False)
+
+
+def decode_hit_rate(stats: dict[str, Any]) -> float | None:
+    """The hit rate of answers without their prompts; None before the second token."""
+    if stats["engine"] == "stock":  # nothing is asked for: everything is there
+        return 1.0
+    decode = stats.get("decode", {})
+    return decode.get("hit_rate") if decode.get("hits", 0) + decode.get("misses", 0) else None
+
+
+def decode_bytes_per_token(stats: dict[str, Any]) -> float | None:
+    """The bytes read for each token of an answer: its share of all misses."""
+    decode = stats.get("decode", {})
+    tokens, misses = decode.get("pass_tokens", 0), stats.get("misses", 0)
+    if not tokens:
+        return None
+    return float(stats["loaded_bytes"] * decode["misses"] / misses / tokens) if misses else 0.0

@@ -1,0 +1,274 @@
+"""Writing a packed store so that a kill at any time costs at most the last few seconds of work.
+
+Everything goes into a folder beside the final one. Blocks are flushed before the journal names them, the folder gets
+its final name only when it is complete and was read back, and nothing that the journal says is believed unread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from hotset.errors import StoreError
+from hotset.files import write_beside
+from hotset.store.catalog import Bytes
+from hotset.store.digest import digest_of, new_digest
+from hotset.store.index import PackIndex, plan_document, seal_of
+from hotset.store.journal import JOURNAL_FILE, Journal
+from hotset.store.layout import SlotLayout
+from hotset.store.packed import BLOCKS_FILE, INDEX_FILE
+from hotset.store.plan import PackKey, PackPlan
+from hotset.store.verify import Progress, block_digests, file_digest, forget
+
+COMMIT_BYTES = 64 << 20
+SPARE_BYTES = 1 << 20
+"""Room for the index, the journal and the small files."""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_pwrite = os.pwrite  # tests replace it to inject faults
+
+
+def part_folder(out: Path) -> Path:
+    """Where a pack is written until it is complete."""
+    return out.with_name(out.name + ".part")
+
+
+class Packer:
+    """Writes one packed store; given the folder that an earlier one left behind, goes on with that.
+
+    A store that need not outlive the process (`durable=False`) is neither flushed nor read back.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        plan: PackPlan,
+        *,
+        file_bytes: int = 0,
+        durable: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        self.out, self.folder, self.plan, self.durable = out, part_folder(out), plan, durable
+        self._progress, self._done = progress, 0
+        self._files_bytes = file_bytes
+        self._pending: dict[PackKey, bytes] = {}
+        self._pending_bytes = 0
+        self._handle = -1
+        with self._writing():
+            _make_folder(self.folder)
+            self.journal = Journal(self.folder, _owner(plan), durable=durable)
+            try:
+                self._open()
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Packer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def total_bytes(self) -> int:
+        """All bytes to be written, and to be read back where that is done."""
+        blocks = sum(layer.experts * layer.layout.used_bytes for layer in self.plan.layers)
+        return (blocks + self._files_bytes) * (2 if self.durable else 1)
+
+    def missing(self) -> list[PackKey]:
+        """The experts that are still to be added, in the order of the file."""
+        done = self.journal.blocks.keys() | self._pending.keys()
+        return [key for key in self.plan.keys() if key not in done]  # noqa: SIM118
+
+    def add(self, layer: int, expert: int, block: Bytes) -> None:
+        """Write one expert, given as it lies in a slot."""
+        key = PackKey(layer, expert)
+        layout = self.plan.layers[layer].layout
+        clean = without_gaps(layout, block[: layout.used_bytes])
+        with self._writing():
+            _write_all(self._handle, memoryview(clean.data), self.plan.offset(key))
+        self._pending[key] = digest_of(clean)
+        self._pending_bytes += len(clean)
+        self._advance(len(clean))
+        if self._pending_bytes >= COMMIT_BYTES:
+            self.commit()
+
+    def add_all(self, blocks: Iterable[tuple[int, int, Bytes]]) -> None:
+        """Write many experts."""
+        for layer, expert, block in blocks:
+            self.add(layer, expert, block)
+        self.commit()
+
+    def add_file(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Write another file with weights, unless it is there already."""
+        if name in self.journal.files:
+            return
+        digest, size = new_digest(), 0
+        with self._writing(), write_beside(self.folder / name) as scratch, scratch.open("wb", buffering=0) as file:
+            for chunk in chunks:
+                with self._writing():
+                    _write_all(file.fileno(), memoryview(chunk), size)
+                digest.update(chunk)
+                size += len(chunk)
+                self._advance(len(chunk))
+        with self._writing():
+            self._flush_folder(self.folder)
+            self.journal.add_file(name, (size, digest.digest()))
+
+    def commit(self) -> None:
+        """Make sure that what was written so far outlives a crash."""
+        with self._writing():
+            if self.durable:
+                os.fsync(self._handle)
+                forget(self._handle)
+            self.journal.add_blocks(self._pending)
+        self._pending, self._pending_bytes = {}, 0
+
+    def finish(self) -> PackIndex:
+        """Read everything back, write the index, and give the folder its name."""
+        self.commit()
+        if absent := self.missing():
+            raise StoreError(
+                f"{self.plan.name(absent[0])} and {len(absent) - 1:,} more were never written to {self.out}"
+            )
+        if self.durable:
+            self._read_back()
+        blocks = self.journal.blocks
+        digests = [[blocks[PackKey(n, e)] for e in range(layer.experts)] for n, layer in enumerate(self.plan.layers)]
+        index = PackIndex(self.plan, digests, self.journal.files)
+        with self._writing(), write_beside(self.folder / INDEX_FILE) as scratch:
+            scratch.write_bytes(index.to_bytes())
+        with self._writing():
+            self._flush_folder(self.folder)
+            os.rename(self.folder, self.out)
+            self._flush_folder(self.out.parent)
+            tidy(self.out)
+        return index
+
+    def close(self) -> None:
+        """Leave the folder to whoever goes on."""
+        if self._pending:
+            with suppress(StoreError):
+                self.commit()
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+        self.journal.close()
+
+    def _open(self) -> None:
+        self._handle = os.open(self.folder / BLOCKS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        for scratch in self.folder.rglob(".*.part"):  # what a killed run was in the middle of
+            scratch.unlink()
+        self._distrust()
+        self._check_room()
+        os.ftruncate(self._handle, self.plan.end_bytes)
+
+    def _distrust(self) -> None:
+        """Take over from an earlier run only what is still on the disk as the journal has it."""
+        journal, known = self.journal, set(self.plan.keys())
+        wanted = [key for key in journal.blocks if key in known]
+        journal.blocks = {
+            key: digest
+            for key, digest in block_digests(self.folder / BLOCKS_FILE, self.plan, wanted)
+            if digest == journal.blocks[key]
+        }
+        journal.files = {n: f for n, f in journal.files.items() if file_digest(self.folder / Path(n).name) == f}
+        self._advance(sum(self.plan.used_bytes(key) for key in journal.blocks))
+        self._advance(sum(size for size, _ in journal.files.values()))
+
+    def _read_back(self) -> None:
+        for key, digest in block_digests(self.folder / BLOCKS_FILE, self.plan, list(self.plan.keys())):
+            if digest != self.journal.blocks[key]:
+                raise StoreError(_not_kept(f"{self.plan.name(key)} in {self.folder / BLOCKS_FILE}"))
+            self._advance(self.plan.used_bytes(key))
+        for name, file in self.journal.files.items():
+            if file_digest(self.folder / name) != file:
+                raise StoreError(_not_kept(str(self.folder / name)))
+            self._advance(file[0])
+
+    def _advance(self, size_bytes: int) -> None:
+        self._done += size_bytes
+        if self._progress is not None and size_bytes:
+            self._progress(self._done, self.total_bytes)
+
+    def _needed_bytes(self) -> int:
+        """What is still to be written, as far as the disk has not set it aside already."""
+        files = self._files_bytes - sum(size for size, _ in self.journal.files.values())
+        held = os.fstat(self._handle).st_blocks * 512 if self._handle >= 0 else 0
+        return max(self.plan.end_bytes - held, 0) + max(files, 0) + SPARE_BYTES
+
+    def _check_room(self) -> None:
+        needed, free = self._needed_bytes(), shutil.disk_usage(self.folder).free
+        if needed > free:
+            raise StoreError(
+                f"the disk of {self.folder.parent} is too full: the pack needs {needed:,} bytes more and {free:,} are "
+                "free; free some space, or pack to another disk"
+            )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _FULL or not hasattr(self, "journal"):
+                raise StoreError(
+                    f"cannot write {self.folder}: {error.strerror or error}; choose another place"
+                ) from error
+            free = shutil.disk_usage(self.folder).free
+            raise StoreError(
+                f"the disk of {self.folder.parent} is full: the pack needs {self._needed_bytes():,} bytes more and "
+                f"{free:,} are free; free some space and give the same command again: it goes on where it stopped"
+            ) from error
+
+    def _flush_folder(self, folder: Path) -> None:
+        if self.durable:
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def tidy(out: Path) -> None:
+    """Remove the journal of a finished pack, which a kill in the last moment may have left."""
+    with suppress(OSError):
+        (out / JOURNAL_FILE).unlink(missing_ok=True)
+
+
+def without_gaps(layout: SlotLayout, block: Bytes) -> Bytes:
+    """The block with zeros between its parts, where a slot holds whatever was there before."""
+    if sum(part.size_bytes for part in layout.parts) == len(block):
+        return block
+    clean = np.zeros_like(block)
+    for part in layout.parts:
+        clean[part.offset : part.offset + part.size_bytes] = block[part.offset : part.offset + part.size_bytes]
+    return clean
+
+
+def _owner(plan: PackPlan) -> dict[str, str]:
+    return plan.meta | {"layout": seal_of(plan_document(plan))}
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder, or take over one that a pack has left; any other is not ours to write into."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / JOURNAL_FILE).exists() and any(folder.iterdir()):
+        raise StoreError(f"{folder} exists and is no unfinished pack: remove it, or choose another name for the pack")
+
+
+def _write_all(handle: int, data: memoryview, offset: int) -> None:
+    view, done = data.cast("B"), 0
+    while done < len(view):
+        done += _pwrite(handle, view[done:], offset + done)
+
+
+def _not_kept(what: str) -> str:
+    return f"{what} does not read back as it was written: the disk is failing; pack to another disk"

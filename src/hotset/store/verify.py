@@ -1,0 +1,119 @@
+"""Reading a packed store again, every byte, to see whether the disk kept what was written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hotset.errors import StoreError
+from hotset.store.digest import digest_of, new_digest
+from hotset.store.index import REMEDY, FileDigest
+from hotset.store.packed import BLOCKS_FILE, open_index
+from hotset.store.plan import PackKey, PackPlan
+
+THREADS = 2
+CHUNK_BYTES = 8 << 20
+NAMED = 3
+"""How many damages a message names before it only counts them."""
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes done so far and all bytes to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was read and found to be right."""
+
+    experts: int
+    files: int
+    size_bytes: int
+
+
+def verify_packed(folder: Path, progress: Progress | None = None) -> VerifyReport:
+    """Check every block and every other file with weights; StoreError names what is damaged."""
+    index = open_index(folder)
+    keys = list(index.plan.keys())
+    total = sum(index.plan.used_bytes(key) for key in keys) + sum(size for size, _ in index.files.values())
+    done, damages = 0, []
+    for key, digest in block_digests(folder / BLOCKS_FILE, index.plan, keys):
+        if digest != index.digests[key.layer][key.expert]:
+            damages.append(_damage(folder, index.plan, key))
+        done = _report(progress, done + index.plan.used_bytes(key), total)
+    for name, expected in index.files.items():
+        if file_digest(folder / name) != expected:
+            damages.append(str(folder / name))
+        done = _report(progress, done + expected[0], total)
+    if damages:
+        more = f" and {len(damages) - NAMED:,} more" if damages[NAMED:] else ""
+        raise StoreError(f"damaged: {'; '.join(damages[:NAMED])}{more}; {REMEDY}")
+    return VerifyReport(len(keys), len(index.files), total)
+
+
+def block_digests(path: Path, plan: PackPlan, keys: Iterable[PackKey]) -> Iterator[tuple[PackKey, bytes | None]]:
+    """The digests of blocks as the disk has them, in the order asked for; None where the disk has no such bytes."""
+    wanted = list(keys)
+    with _reading(path) as handle, ThreadPoolExecutor(THREADS, "hotset-verify") as pool:
+        found = pool.map(lambda key: _block_digest(handle, plan.offset(key), plan.used_bytes(key)), wanted)
+        yield from zip(wanted, found, strict=True)
+
+
+def file_digest(path: Path) -> FileDigest | None:
+    """The size and the digest of a file as the disk has it; None if it cannot be read."""
+    digest, size = new_digest(), 0
+    try:
+        with _reading(path) as handle:
+            while chunk := os.pread(handle, CHUNK_BYTES, size):
+                digest.update(chunk)
+                size += len(chunk)
+    except (OSError, StoreError):
+        return None
+    return size, digest.digest()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[int]:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreError(f"cannot open {path}: {error.strerror or error}; {REMEDY}") from error
+    try:
+        forget(handle)  # what memory remembers says nothing about the disk
+        yield handle
+        forget(handle)
+    finally:
+        os.close(handle)
+
+
+def forget(handle: int) -> None:
+    """Drop a file from the page cache."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _block_digest(handle: int, offset: int, size_bytes: int) -> bytes | None:
+    block, done = np.empty(size_bytes, np.uint8), 0
+    try:
+        while done < size_bytes:
+            got = os.preadv(handle, [block[done:].data], offset + done)
+            if got == 0:
+                return None
+            done += got
+    except OSError:
+        return None
+    return digest_of(block)
+
+
+def _damage(folder: Path, plan: PackPlan, key: PackKey) -> str:
+    return f"{plan.name(key)} in {folder / BLOCKS_FILE} at byte {plan.offset(key):,}"
+
+
+def _report(progress: Progress | None, done: int, total: int) -> int:
+    if progress is not None:
+        progress(done, total)
+    return done
