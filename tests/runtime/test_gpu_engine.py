@@ -31,9 +31,7 @@ def tokenizer() -> Any:
 def stock(dtype: Any, implementation: str = "grouped_mm") -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        reference.path(), dtype=dtype, experts_implementation=implementation
-    )
+    model = AutoModelForCausalLM.from_pretrained(reference.path(), dtype=dtype, experts_implementation=implementation)
     return model.to("cuda")
 
 

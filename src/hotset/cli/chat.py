@@ -61,6 +61,7 @@ class Talk:
 
     def __init__(self, conversation: Conversation, as_json: bool) -> None:
         self.conversation, self.as_json = conversation, as_json
+        self.piped = not sys.stdin.isatty()
         self.turns: list[dict[str, Any]] = []
         self.answers: list[Answer] = []
 
@@ -72,7 +73,11 @@ class Talk:
             self._obey(line)
         elif line:
             self._answer(line)
-        return not (self.answers and self.answers[-1].finish == "interrupt" and not sys.stdin.isatty())
+        return not self._stopped()
+
+    def _stopped(self) -> bool:
+        """Whether Ctrl-C ends the sitting: nobody sits at a pipe to go on."""
+        return bool(self.piped and self.answers and self.answers[-1].finish == "interrupt")
 
     def _obey(self, command: str) -> None:
         if command == "/reset":
@@ -87,7 +92,7 @@ class Talk:
         try:
             answer = self.conversation.say(line, (lambda _: None) if self.as_json else show)
         except HotsetError as error:
-            if not sys.stdin.isatty():
+            if self.piped:
                 raise
             sys.stderr.write(f"error: {error} (/reset starts a new conversation)\n")
             return
@@ -114,14 +119,14 @@ class Talk:
             emit({"turns": self.turns} | cost_document(self.conversation.loaded), True)
         elif self.answers:
             aside(self._summary())
-        if self.answers and self.answers[-1].finish == "interrupt" and not sys.stdin.isatty():
+        if self._stopped():
             raise Exit(INTERRUPTED)
 
 
 def _lines() -> Iterator[str]:
     """What a person types, with history, or the lines of a pipe."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        yield from iter(sys.stdin.readline, "")
         return
     with suppress(ImportError):
         import readline  # noqa: F401 - input() uses it once it is there

@@ -26,13 +26,14 @@ class Conversation:
         self.messages, self._cache, self._cached = [], None, []
 
     def say(self, text: str, write: Write) -> Answer:
-        """Answer one turn; a turn that cannot be answered is as if it had not been."""
+        """Answer one turn; a turn without an answer is as if it had not been."""
         turn = {"role": "user", "content": text}
         ids = self._encode([*self.messages, turn])
         cache = self._cache_for(ids[0].tolist())
         self._cache, self._cached = None, []  # whatever goes wrong, a cache in an unknown state is not used again
         answer = generate(self.loaded, ids, self.sampling, write, cache)
-        self.messages += [turn, {"role": "assistant", "content": answer.text}]
+        if answer.new_ids:
+            self.messages += [turn, {"role": "assistant", "content": answer.text}]
         if answer.cached_ids:
             self._cache, self._cached = cache, answer.cached_ids
         return answer

@@ -52,6 +52,32 @@ class Interrupt:
             raise Stopped
 
 
+class Leaving:
+    """Within the block Ctrl-C leaves, at the next check at the latest: imports of large libraries swallow it."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Leaving:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def check(self) -> None:
+        """Leave if that was asked for."""
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def _ask(self, number: int, frame: Any) -> None:  # noqa: ARG002 - as signals are delivered
+        self._asked = True
+        raise KeyboardInterrupt
+
+
 def _layers(model: Any) -> list[Any]:
     """The decoder layers, found as the lists that have as many modules as the config says."""
     import torch

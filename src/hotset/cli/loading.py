@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from hotset.cli.interrupts import Leaving
 from hotset.cli.output import note
 from hotset.errors import HotsetError, ModelError, PolicyError
 
@@ -47,9 +48,9 @@ class Loaded:
     tokenizer: Any
     wanted: Wanted
 
-    def trace(self, path: Path | None = None) -> Any:
+    def trace(self) -> Any:
         """Record what is routed inside a block, under the name that a person knows the model by."""
-        return self.model.hotset.trace(path, meta={"model": self.wanted.name})
+        return self.model.hotset.trace(meta={"model": self.wanted.name})
 
     def stats(self) -> dict[str, Any]:
         """What the cache did since the last reset."""
@@ -60,11 +61,8 @@ class Loaded:
 @contextmanager
 def loaded_model(wanted: Wanted) -> Iterator[Loaded]:
     """A model for the length of a block."""
-    _check(wanted)
-    place = locate(wanted.model)
-    _check_config(place)
-    tokenizer = load_tokenizer(place)  # before the weights: its faults are found at once
-    loaded = Loaded(_load_model(place, wanted), tokenizer, wanted)
+    with Leaving() as leaving:
+        loaded = _load(wanted, leaving)
     for remark in getattr(loaded.model.hotset, "notes", []):
         note(str(remark))
     try:
@@ -73,12 +71,25 @@ def loaded_model(wanted: Wanted) -> Iterator[Loaded]:
         loaded.model.hotset.close()
 
 
+def _load(wanted: Wanted, leaving: Leaving) -> Loaded:
+    """Everything in the order in which its faults are cheapest to find."""
+    _check(wanted)
+    place = locate(wanted.model)
+    _check_config(place)
+    leaving.check()
+    tokenizer = load_tokenizer(place)
+    leaving.check()
+    loaded = Loaded(_load_model(place, wanted), tokenizer, wanted)
+    leaving.check()
+    return loaded
+
+
 def locate(model: str | None) -> str:
     """The folder or hub id to load from; a path that leads nowhere is refused here."""
     if model is None:
-        from hotset import reference
+        from hotset.reference import path as reference_path
 
-        return str(reference.path())
+        return str(reference_path())
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -127,13 +138,13 @@ def one_line(error: BaseException) -> str:
 
 def _check(wanted: Wanted) -> None:
     """Refuse what can be refused before anything is loaded."""
-    from hotset import policies
+    from hotset.policies import parse
     from hotset.shape import Budget
 
     for budget in (wanted.memory, wanted.host_memory):
         if budget != "auto":
             Budget.parse(budget)
-    if policies.parse(wanted.policy).offline:
+    if parse(wanted.policy).offline:
         raise PolicyError(f"{wanted.policy} needs to know the future: it is for hotset simulate; use blend here")
     for option, word, choices in (("--scope", wanted.scope, _SCOPES), ("--dtype", wanted.dtype, _DTYPES)):
         if word not in choices:
@@ -150,10 +161,10 @@ def _check_config(place: str) -> None:
 
 
 def _load_model(place: str, wanted: Wanted) -> Any:
-    import hotset
+    from hotset.models.load import load
 
     with plainly(place, "the model", "check that config.json and all .safetensors files are there and whole"):
-        return hotset.load(
+        return load(
             place,
             memory=wanted.memory,
             host_memory=wanted.host_memory,

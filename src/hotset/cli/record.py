@@ -70,6 +70,8 @@ def record(
 
 def _finish(recording: Recording, asked: int, out: Path, as_json: bool) -> None:
     """Write what is complete and say what it is."""
+    from hotset.report.words import plural
+
     done = len(recording.labels)
     if not done:
         note("stopped before the first prompt was complete: nothing was written")
@@ -81,7 +83,7 @@ def _finish(recording: Recording, asked: int, out: Path, as_json: bool) -> None:
     emit(
         document,
         as_json,
-        f"{out}: {trace.tokens:,} tokens of {trace.requests:,} requests, {trace.shape.layers} layers x "
+        f"{out}: {plural(trace.tokens, 'token')} of {plural(trace.requests, 'request')}, {trace.shape.layers} layers x "
         f"{trace.shape.experts} experts, top {trace.shape.top_k}; hit rate while recording {100 * hits:.1f} %",
     )
     if recording.interrupted:

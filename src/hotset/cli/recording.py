@@ -50,10 +50,10 @@ class Recording:
         import torch
 
         torch.manual_seed(self.sampling.seed or 0)
-        with self.loaded.trace() as self._recorder:
+        with self.loaded.trace() as self._recorder, Interrupt(self.loaded.model) as interrupt:
             for first in range(0, len(queue), batch):
                 some = queue[first : first + batch]
-                if not self._answer([ids for ids, _ in some]):
+                if interrupt.asked or not self._answer([ids for ids, _ in some], interrupt):
                     self.interrupted = True
                     return
                 self.labels += [labels for _, labels in some]
@@ -67,7 +67,7 @@ class Recording:
         labels = tuple(self.labels) if any(self.labels) else ()
         return self._recorder.finish(labels).take(np.concatenate(self._kept))
 
-    def _answer(self, prompts: list[list[int]]) -> bool:
+    def _answer(self, prompts: list[list[int]], interrupt: Interrupt) -> bool:
         """Answer one batch; false, and no trace of it, if the person stopped it."""
         from transformers import StoppingCriteriaList
 
@@ -78,7 +78,7 @@ class Recording:
         ids, mask = self._padded(prompts)
         room = room_for(self.loaded, ids.shape[1], self.sampling.max_new_tokens)
         config = generation_config(self.loaded, self.sampling, room)
-        with Interrupt(self.loaded.model) as interrupt, suppress(Stopped):
+        with suppress(Stopped):
             out = self.loaded.model.generate(
                 ids,
                 attention_mask=mask,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hotset.cli import run_options as opt
-from hotset.cli.output import JsonFlag, emit
+from hotset.cli.output import JsonFlag, emit, note
 from hotset.errors import HotsetError
+
+if TYPE_CHECKING:
+    from hotset.cli.generate import Answer, Sampling
+    from hotset.cli.loading import Loaded
+    from hotset.cli.streaming import Write
 
 INTERRUPTED = 130
 _CONTROLS = {code: "?" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -39,7 +44,7 @@ def run(
 
     Example: hotset run ./Qwen3-30B-A3B --memory 25% -p "Perché il cielo è blu?"
     """
-    from hotset.cli.generate import Sampling, generate
+    from hotset.cli.generate import Sampling
     from hotset.cli.loading import Wanted, loaded_model
     from hotset.cli.prompts import encode_prompt, read_prompt
     from hotset.cli.summary import aside, run_document, summary_line
@@ -52,8 +57,7 @@ def run(
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:
         ids = encode_prompt(loaded, text, chat)
-        with loaded.trace(trace) if trace else nullcontext():
-            answer = generate(loaded, ids, sampling, (lambda _: None) if as_json else show)
+        answer = _answer(loaded, ids, sampling, (lambda _: None) if as_json else show, trace)
         if as_json:
             emit(run_document(loaded, answer), True)
         else:
@@ -61,6 +65,21 @@ def run(
             aside(summary_line(len(answer.new_ids), answer.tokens_per_s, loaded.stats()))
     if answer.finish == "interrupt":
         raise typer.Exit(INTERRUPTED)
+
+
+def _answer(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, trace: Path | None) -> Answer:
+    """Let the model answer, and keep what it routed if that was asked for."""
+    from hotset.cli.generate import generate
+
+    if trace is None:
+        return generate(loaded, ids, sampling, write)
+    with loaded.trace() as recorder:
+        answer = generate(loaded, ids, sampling, write)
+    if answer.new_ids:
+        recorder.save(trace)
+    else:  # some layers of the prompt are no trace
+        note("stopped before the first token: no trace was written")
+    return answer
 
 
 def show(text: str) -> None:

@@ -73,6 +73,7 @@ class Handle:
 
     def reset_stats(self) -> None:
         """Count from here; what is resident and what was learnt stays."""
+        self.engine.settle()
         self._before = self.engine.controller.counters()
         self.engine.clock = Clock()
 

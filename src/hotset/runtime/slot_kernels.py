@@ -55,7 +55,7 @@ def rows_times_slots(
     """out[p] = x[p // pairs_per_row] times the matrix in slots[p], plus its bias; pairs with slots[p] < 0 are left."""
     pairs, n = out.shape
     k = x.shape[1]
-    block_n, block_k, warps = (64, 32, 4) if transposed else (8, 512, 4)
+    block_n, block_k, warps = (32, 64, 8) if transposed else (4, 1024, 4)  # the fastest of some thirty on an H200
     grid = (triton.cdiv(n, block_n), pairs)
     launch: Any = _rows_times_slots[grid]
     launch(
