@@ -115,7 +115,7 @@ class Bench:
     def engine(self, share: float) -> DeviceEngine:
         """An engine with this share of the experts on the GPU."""
         slots = max(int(share * self.shape.total_experts), 1)
-        plan = SlotPlan(self.shape, slots, staging=default_staging(self.shape))
+        plan = SlotPlan(self.shape, slots, staging=default_staging(self.shape, on_gpu=True))
         engine = DeviceEngine(
             Controller(plan, policies.parse(self.policy)), self.catalog, [site.math for site in self.sites],
             self.host, torch.device(DEVICE, 0), kernel=slot_kernel(torch.device(DEVICE)), pinned=True,

@@ -22,7 +22,7 @@ ALLOWED = {
     "files": {"errors"},
     "shape": {"errors"},
     "trace": {"shape", "files", "errors"},
-    "reference": {"trace", "errors"},
+    "reference": {"trace", "files", "errors"},
     "policies": {"trace", "shape", "errors"},
     "cache": {"policies", "trace", "shape", "errors"},
     "sim": {"cache", "policies", "trace", "shape", "errors"},

@@ -12,6 +12,7 @@ from hotset._version import __version__
 from hotset.cli.chat import chat
 from hotset.cli.doctor import doctor
 from hotset.cli.output import JsonFlag, emit
+from hotset.cli.pack import pack
 from hotset.cli.run import run
 from hotset.cli.simulate import simulate
 from hotset.cli.trace import app as trace_app
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command(name="run", rich_help_panel="Run a model")(run)
 app.command(name="chat", rich_help_panel="Run a model")(chat)
+app.command(name="pack", rich_help_panel="Run a model")(pack)
 app.command(name="doctor", rich_help_panel="Run a model")(doctor)
 app.command(name="simulate", rich_help_panel="Decide")(simulate)
 app.add_typer(trace_app, name="trace", rich_help_panel="Understand a workload")
@@ -63,7 +65,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except MemoryError:
-        fail("out of memory: use a smaller trace (hotset trace cut) or a smaller sweep")
+        fail("out of memory: ask for a smaller --memory, or use a smaller trace (hotset trace cut) or sweep")
 
 
 def fail(message: str) -> None:

@@ -34,9 +34,11 @@ def pack(
 ) -> None:
     """Rewrite a model so that one direct read fetches one expert.
 
-    The folder loads like the model it came from. Quantised experts (FP8, MXFP4) are widened to the type that the model
-    runs in, so that such a pack is two to four times as large as its source. A pack that was interrupted goes on where
-    it stopped when the same command is given again.
+    The folder loads like the model it came from. Given again, an interrupted
+    command goes on where it stopped.
+
+    Quantised experts (FP8, MXFP4) are widened to the type that the model runs
+    in: their pack is two to four times as large as its source.
 
     Example: hotset pack Qwen/Qwen3-30B-A3B -o qwen3-packed
     """

@@ -31,16 +31,22 @@ def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:
     )
 
 
-def default_staging(shape: ModelShape) -> int:
-    """Slots that experts only pass through: a whole event's worth, so that no load waits for another, within reason."""
-    return max(2, min(shape.top_k, 8))
+def default_staging(shape: ModelShape, on_gpu: bool) -> int:
+    """Slots that experts only pass through: enough to keep the disk busy, or the link while others compute."""
+    return max(2, min(shape.top_k, 8 if on_gpu else 4))
 
 
 def plan_slots(
-    memory: str | Budget, shape: ModelShape, *, scope: Scope, staging: int | None, free_bytes: int
+    memory: str | Budget,
+    shape: ModelShape,
+    *,
+    scope: Scope,
+    staging: int | None,
+    free_bytes: int,
+    on_gpu: bool = False,
 ) -> SlotPlan:
     """The slots for a budget; a budget in bytes pays for the staging, too."""
-    room = default_staging(shape) if staging is None else staging
+    room = default_staging(shape, on_gpu) if staging is None else staging
     if room < 1:
         raise BudgetError("staging needs at least one slot: experts that find no place in the cache pass through it")
     budget = _auto(free_bytes) if memory == AUTO else memory if isinstance(memory, Budget) else Budget.parse(memory)
@@ -51,7 +57,7 @@ def plan_slots(
     if slots < least:
         raise BudgetError(
             f"{budget} holds {slots} of {shape.total_experts} experts beside {room} for staging; the smallest budget "
-            f"that works is {least} slots, or {format_size((least + room) * (shape.expert_bytes or 0))}"
+            f"that works is {least} slots, or {format_size((least + 1) * (shape.expert_bytes or 0))}"
             + (" (memory is short: close other programs, or use a machine with more)" if memory == AUTO else "")
         )
     return SlotPlan(shape, slots, scope, room)
@@ -59,7 +65,7 @@ def plan_slots(
 
 def least_slots(shape: ModelShape, scope: Scope) -> int:
     """The fewest slots with which every layer can cache at all."""
-    return shape.layers if scope is Scope.LAYER else shape.top_k
+    return max(shape.layers, shape.top_k) if scope is Scope.LAYER else shape.top_k
 
 
 def _affordable_staging(size_bytes: int, shape: ModelShape, wished: int, scope: Scope) -> int:

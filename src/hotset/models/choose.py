@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from hotset import policies
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError, HotsetError
 from hotset.models.budget import AUTO, free_bytes_for_experts, plan_slots, shape_of
 from hotset.models.site import Site
+from hotset.policies import Policy, parse
 from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import Budget, format_size
 from hotset.store import Catalog
@@ -35,7 +35,8 @@ class Settings:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        policies.parse(self.policy), policies.parse(self.host_policy)
+        for name in (self.policy, self.host_policy):
+            _live(name)
         if self.scope not in tuple(Scope):
             raise HotsetError(f'the scope must be "layer" or "pool", not {self.scope!r}')
 
@@ -56,6 +57,14 @@ class Settings:
         return device
 
 
+def _live(name: str) -> Policy:
+    """A policy that can be used while a model runs."""
+    policy = parse(name)
+    if policy.name == "belady":
+        raise HotsetError("belady needs the future: use it in hotset simulate, and another policy to run a model")
+    return policy
+
+
 @dataclass
 class Chooser:
     """Decides, once shapes and sizes are known, how many slots there will be."""
@@ -67,10 +76,16 @@ class Chooser:
     def __call__(self, model: Any, sites: list[Site], catalog: Catalog) -> bool:
         """Plan the slots; true if every expert fits, so that the model is better loaded as it is."""
         settings, shape = self.settings, shape_of(sites, catalog)
-        free = free_bytes_for_experts(model, settings.torch_device())
-        scope = Scope(settings.scope)
-        self.plan = plan_slots(settings.memory, shape, scope=scope, staging=settings.staging, free_bytes=free)
-        if warning := self.plan.warning(policies.parse(settings.policy).name):
+        device = settings.torch_device()
+        self.plan = plan_slots(
+            settings.memory,
+            shape,
+            scope=Scope(settings.scope),
+            staging=settings.staging,
+            free_bytes=free_bytes_for_experts(model, device),
+            on_gpu=device.type != "cpu",
+        )
+        if warning := self.plan.warning(parse(settings.policy).name):
             self.notes.append(warning)
         stock = all(site.stock for site in sites) and catalog.digests is None  # transformers cannot read packed blocks
         if self.plan.cached < shape.total_experts or not stock:

@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from hotset import policies
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.errors import ModelError
@@ -15,6 +14,7 @@ from hotset.models.choose import Settings, host_plan
 from hotset.models.handle import Handle
 from hotset.models.passes import PassWatcher
 from hotset.models.site import Forward, Site
+from hotset.policies import parse
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.cpu import CpuEngine
 from hotset.runtime.engine import Engine, refuse_training
@@ -39,7 +39,7 @@ def connect_engine(model: Any, sites: list[Site], engine: CachingEngine) -> Hand
 def watch(model: Any, sites: list[Site], plan: SlotPlan, settings: Settings) -> Handle:
     """Leave a model as it is, and only count its passes and record its routing when asked."""
     stock = [site.stock for site in sites if site.stock is not None]
-    engine = StockEngine(Controller(plan, policies.parse(settings.policy)), stock)
+    engine = StockEngine(Controller(plan, parse(settings.policy)), stock)
     handle = _handle(model, engine, sites)
     handle.tap = lambda: [site.install(_forward(engine, layer, site)) for layer, site in enumerate(sites)]
     return handle
@@ -47,7 +47,7 @@ def watch(model: Any, sites: list[Site], plan: SlotPlan, settings: Settings) -> 
 
 def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, settings: Settings) -> CachingEngine:
     """The engine for the device."""
-    controller = Controller(plan, policies.parse(settings.policy))
+    controller = Controller(plan, parse(settings.policy))
     maths = [site.math for site in sites]
     device = settings.torch_device()
     if device.type == "cpu":
@@ -55,7 +55,7 @@ def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, setting
     from hotset.runtime.device import DeviceEngine
     from hotset.runtime.host import HostTier
 
-    host = HostTier(catalog, host_plan(settings, plan), policies.parse(settings.host_policy), threads=settings.threads)
+    host = HostTier(catalog, host_plan(settings, plan), parse(settings.host_policy), threads=settings.threads)
     return DeviceEngine(controller, catalog, maths, host, device, kernel=slot_kernel(device))
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hotset.cache.counters import Count
+from hotset.cache.counters import Count, Counters
 from hotset.errors import HotsetError
 from hotset.models.passes import PassWatcher
 from hotset.models.shell import Shell
@@ -46,7 +46,7 @@ class Handle:
         plan = engine.controller.plan
         return {
             "engine": engine.kind,
-            "policy": str(engine.controller.policy),
+            "policy": engine.controller.policy.spec,
             "shape": {"layers": plan.shape.layers, "experts": plan.shape.experts, "top_k": plan.shape.top_k},
             "slots": plan.cached,
             "staging": plan.staging,
@@ -60,9 +60,9 @@ class Handle:
             "asked": counters.total(Count.HITS) + counters.total(Count.MISSES),
             "hits": counters.total(Count.HITS),
             "misses": counters.total(Count.MISSES),
-            "hit_rate": 1.0 if engine.kind == "stock" else counters.hit_rate(),
-            "prefill": counters.as_dict(Phase.PREFILL) | {"pass_tokens": clock.tokens[Phase.PREFILL]},
-            "decode": counters.as_dict(Phase.DECODE) | {"pass_tokens": clock.tokens[Phase.DECODE]},
+            "hit_rate": self._rate(counters),
+            "prefill": self._phase(counters, Phase.PREFILL),
+            "decode": self._phase(counters, Phase.DECODE),
             "loaded_bytes": clock.loaded_bytes,
             "bytes_per_token": clock.loaded_bytes / tokens if tokens else 0.0,
             "pass_s": clock.pass_s,
@@ -70,6 +70,14 @@ class Handle:
             "stall_s": clock.stall_s,
             "stall_share": clock.stall_s / clock.pass_s if clock.pass_s else 0.0,
         }
+
+    def _phase(self, counters: Counters, phase: Phase) -> dict[str, Any]:
+        rate = {"hit_rate": self._rate(counters, phase), "pass_tokens": self.engine.clock.tokens[phase]}
+        return counters.as_dict(phase) | rate
+
+    def _rate(self, counters: Counters, phase: Phase | None = None) -> float:
+        """The share of hits; where everything is resident that is all, counted or not."""
+        return 1.0 if self.engine.kind == "stock" else counters.hit_rate(phase)
 
     def reset_stats(self) -> None:
         """Count from here; what is resident and what was learnt stays."""
@@ -87,6 +95,9 @@ class Handle:
         taps = self.tap()
         try:
             yield recorder
+        except BaseException:
+            recorder.drop_incomplete()
+            raise
         finally:
             self.engine.recorder = None
             for untap in taps:
@@ -110,6 +121,4 @@ class Handle:
     def __repr__(self) -> str:
         plan = self.engine.controller.plan
         size = format_size(sum(self.engine.resident_bytes().values()))
-        return (
-            f"<hotset: {plan.cached} of {plan.shape.total_experts} experts in {size}, {self.engine.controller.policy}>"
-        )
+        return f"<hotset: {plan.cached} of {plan.shape.total_experts} experts in {size}, {self.engine.controller.policy.spec}>"

@@ -67,10 +67,8 @@ def trace(name: str) -> Trace:
 
 def inflate(width: int, out: str | Path, *, shard_bytes: int = 1_000_000_000) -> Path:
     """Write the model with every expert padded to `width`: a checkpoint as large as wanted that says the same."""
-    this = inflate
-    from hotset.reference.inflate import write_checkpoint
+    from hotset.reference.inflation import write_checkpoint
 
-    globals()["inflate"] = this  # importing a submodule puts it in the place of the function of its name
     return write_checkpoint(path(), width, Path(out), shard_bytes)
 
 

@@ -36,9 +36,13 @@ class CachingEngine(Engine):
         self._lock = threading.RLock()
         self._broken = False
 
-    @torch.no_grad()
     def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
+        if not index.numel():
+            return torch.zeros_like(hidden)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.forward(layer, hidden, index, weights)
         with self._lock:
             if self._broken:
                 raise HotsetError("an earlier failure left this engine unusable: load the model again")
@@ -52,20 +56,24 @@ class CachingEngine(Engine):
             return total
 
     def _serve(self, layer: int, event: LiveEvent) -> None:
+        self._broken = True  # an interrupt may come anywhere: from here on the slots are in order only if we say so
         missing = self.controller.route(layer, event.experts, event.counts, event.tokens, self.current.phase)
-        if missing == 0:
-            self.compute(layer, event, None)
-            return
         loads = self.controller.table.loads[:missing].copy()
         try:
-            if self.listener is not None:
-                self.listener(layer, loads)
-            self.fetch_and_compute(layer, event, loads)
+            if missing:
+                self._fetch(layer, event, loads)
+            else:
+                self.compute(layer, event, None)
         except BaseException:
-            self._broken = True  # until the slots are known to be in order again
             self.controller.drop(ExpertKey(layer, int(expert)) for expert in self.lost(loads))
             self._broken = False
             raise
+        self._broken = False
+
+    def _fetch(self, layer: int, event: LiveEvent, loads: Loads) -> None:
+        if self.listener is not None:
+            self.listener(layer, loads)
+        self.fetch_and_compute(layer, event, loads)
 
     @property
     def layouts(self) -> list[SlotLayout]:

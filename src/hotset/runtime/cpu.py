@@ -40,8 +40,14 @@ class CpuEngine(CachingEngine):
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
+        slot_of = self.controller.table.slot_of[layer]
+        if which is None and event.single:
+            # One token whose experts are all here: computed in the router's order, nothing has to be put in its place.
+            slots = slot_of[event.flat].tolist()
+            event.take(self.layers[layer](event.hidden, slots, range(1, len(slots) + 1)))
+            return
         experts = event.experts if which is None else event.experts[which]
-        self._compute_in(layer, event, which, self.controller.table.slot_of[layer, experts].tolist())
+        self._compute_in(layer, event, which, slot_of[experts].tolist())
 
     def _compute_in(self, layer: int, event: LiveEvent, which: Which, slots: Sequence[int]) -> None:
         pairs, ends = event.places(which)

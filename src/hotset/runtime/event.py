@@ -11,6 +11,9 @@ Which = npt.NDArray[np.int64] | None
 """Some experts of an event by their places in it, or all of them."""
 
 
+_ONES = np.ones(1 << 15, np.int32)
+
+
 class LiveEvent:
     """The input of one layer, its pairs of token and expert sorted by expert, and the output as far as it is known.
 
@@ -22,24 +25,27 @@ class LiveEvent:
         self.hidden = hidden
         self.weights = weights.reshape(-1)
         self.tokens, self.top_k = index.shape
-        flat = self.flat = index.reshape(-1).cpu().numpy()
-        counts = np.bincount(flat, minlength=experts)
+        self.flat: npt.NDArray[np.int64] = index.reshape(-1).cpu().numpy()
         self._num_experts = experts
-        asked = counts[:experts].nonzero()[0]  # an index past the last expert means nobody
-        self.experts: npt.NDArray[np.int32] = asked.astype(np.int32)
-        self.counts: npt.NDArray[np.int32] = counts[asked].astype(np.int32)
-        self._order = flat.argsort(kind="stable")
-        self._ends = np.cumsum(self.counts)
-        self._complete = int(self._ends[-1]) == len(flat) if len(asked) else False
+        self._order = self.flat.argsort(kind="stable")
+        ranked = self.flat[self._order]
+        self.single = self.tokens == 1 and ranked[-1] < experts and bool((ranked[1:] != ranked[:-1]).all())
+        if self.single:
+            self.experts, self.counts = ranked.astype(np.int32), _ONES[: len(ranked)]
+        else:
+            self.experts, self.counts = _count(ranked[: np.searchsorted(ranked, experts)])
+        self._ends = np.cumsum(self.counts) if not self.single else None
+        self._complete = self.single or int(self.counts.sum()) == len(ranked)
         self._out: Tensor | None = None
         self._raw: Tensor | None = None
 
     def places(self, which: Which) -> tuple[npt.NDArray[np.int64], list[int]]:
         """The pairs of some experts, in the order in which these are given, and where each expert's pairs end."""
+        if self._ends is None:  # a single token: every expert has one pair
+            order = self._order if which is None else self._order[which]
+            return order, list(range(1, len(order) + 1))
         if which is None:
             return self._order[: self._ends[-1]], self._ends.tolist()
-        if self.tokens == 1 and self._complete:
-            return self._order[which], list(range(1, len(which) + 1))
         counts = self.counts[which]
         ends = self._ends[which]
         pieces = [self._order[end - count : end] for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
@@ -67,6 +73,10 @@ class LiveEvent:
             self._out = self._fresh(weighted)
         self._out[places] = weighted
 
+    def take(self, results: Tensor) -> None:
+        """Take in what all experts computed, in the order of the pairs, not yet weighted."""
+        self._raw = results
+
     def raw(self, width: int, dtype: torch.dtype) -> Tensor:
         """One row for every pair, to be filled in place with what the experts compute, not yet weighted."""
         if self._raw is None:
@@ -85,3 +95,9 @@ class LiveEvent:
     def _fresh(self, like: Tensor) -> Tensor:
         shape = (self.tokens * self.top_k, like.shape[1])
         return like.new_empty(shape) if self._complete else like.new_zeros(shape)
+
+
+def _count(ranked: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The different numbers in a sorted row, and how often each is there."""
+    first = np.flatnonzero(np.diff(ranked, prepend=-1))
+    return ranked[first].astype(np.int32), np.diff(first, append=len(ranked)).astype(np.int32)

@@ -54,14 +54,13 @@ class SlotLinear:
         rows = rows.to(self.weights.dtype)
         if rows.is_cuda and len(slots) > FEW_GROUPS and rows.dtype == torch.bfloat16 and rows.shape[0] > 1:
             return self._grouped(rows, slots, ends)
-        shared = rows.shape[0] == 1
         out = rows.new_empty((ends[-1], self.width))
-        start = 0
-        for slot, end in zip(slots, ends, strict=True):
-            torch.mm(rows if shared else rows[start:end], self.matrix(slot), out=out[start:end])
+        sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+        inputs = [rows] * len(sizes) if rows.shape[0] == 1 else rows.split_with_sizes(sizes)
+        for slot, given, result in zip(slots, inputs, out.split_with_sizes(sizes), strict=True):
+            torch.mm(given, self.matrix(slot), out=result)
             if self.biases is not None:
-                out[start:end] += self.biases[slot]
-            start = end
+                result += self.biases[slot]
         return out
 
     def _grouped(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:

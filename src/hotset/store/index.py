@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hotset.errors import StoreError
-from hotset.store.digest import DIGEST_BYTES, digest_of
+from hotset.store.digest import DIGEST_BYTES, new_digest
 from hotset.store.layout import ITEM_BYTES, Part, SlotLayout
 from hotset.store.plan import PackLayer, PackPlan
 
@@ -49,7 +49,9 @@ def plan_document(plan: PackPlan) -> dict[str, Any]:
 
 def seal_of(document: dict[str, Any]) -> str:
     """The digest of a document, whatever its spacing and order."""
-    return digest_of(json.dumps(document, sort_keys=True).encode()).hex()
+    digest = new_digest()
+    digest.update(json.dumps(document, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def read_index(path: Path) -> PackIndex:

@@ -72,6 +72,12 @@ class Recorder:
         self.blocks.append(block)
         return block
 
+    def drop_incomplete(self) -> None:
+        """Forget a last pass that was broken off before its last layer."""
+        whole = max((len(block.seen) for block in self.blocks[:-1]), default=self.shape.layers)
+        if self.blocks and len(self.blocks[-1].seen) < whole:
+            del self.blocks[-1]
+
     @property
     def tokens(self) -> int:
         """The tokens recorded so far."""
@@ -84,6 +90,8 @@ class Recorder:
         ids = [block.token_ids for block in self.blocks]
         lengths = [len(block.experts) for block in self.blocks]
         requests, request = np.unique(np.concatenate([block.request for block in self.blocks]), return_inverse=True)
+        if labels and len(labels) != len(requests):
+            raise TraceError(f"{len(labels)} labels for {len(requests)} requests: give one for each, or none")
         return Trace(
             shape=self.shape,
             experts=np.concatenate([block.experts for block in self.blocks]),
@@ -92,7 +100,7 @@ class Recorder:
             phase=np.repeat([int(block.phase) for block in self.blocks], lengths).astype(np.uint8),
             weights=np.concatenate([block.weights for block in self.blocks]),
             token_ids=None if any(each is None for each in ids) else np.concatenate([i for i in ids if i is not None]),
-            labels=labels if len(labels) == len(requests) else (),
+            labels=labels,
             meta=self.meta,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from hotset.errors import HotsetError
 
@@ -16,16 +16,18 @@ class Flight:
 
     def __init__(self) -> None:
         self.landed: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
-        self.under_way: set[int] = set()
         self.cancelled = False
         self._pieces: dict[int, int] = {}
         self._errors: dict[int, BaseException] = {}
         self._lock = threading.Lock()
+        self._unlanded = 0
+        self._all_landed = threading.Condition(self._lock)
 
     def board(self, expert: int, pieces: int) -> None:
         """Note that an expert is on its way in so many pieces."""
-        self.under_way.add(expert)
-        self._pieces[expert] = pieces
+        with self._lock:
+            self._pieces[expert] = pieces
+            self._unlanded += 1
 
     def piece_done(self, expert: int, error: BaseException | None = None) -> bool:
         """Count one piece and keep its error; true for whoever brought the last, when nobody writes any more."""
@@ -42,6 +44,10 @@ class Flight:
     def land(self, expert: int, error: BaseException | None = None) -> None:
         """Say that an expert is complete, or why it never will be."""
         self.landed.put((expert, error))
+        with self._lock:
+            self._unlanded -= 1
+            if not self._unlanded:
+                self._all_landed.notify_all()
 
     def take(self) -> list[int]:
         """Wait for at least one expert and return all that have landed; a failed load raises here."""
@@ -53,19 +59,14 @@ class Flight:
     def abandon(self) -> None:
         """Call off what has not begun, and return once nobody writes to a slot of this flight any more."""
         self.cancelled = True
-        try:
-            for _ in range(len(self.under_way)):
-                self.landed.get(timeout=PATIENCE_S)
-        except Empty:
-            raise HotsetError("a reader thread does not answer: load the model again") from None
-        self.under_way.clear()
+        with self._all_landed:
+            if not self._all_landed.wait_for(lambda: not self._unlanded, PATIENCE_S):
+                raise HotsetError("a reader thread does not answer: load the model again")
 
     def _next(self) -> int:
         expert, error = self.landed.get()
         if error is not None:
-            self.landed.put((expert, error))  # abandon() still counts it
             if isinstance(error, HotsetError):
                 raise error
             raise HotsetError(f"loading expert {expert} failed: {error!r}") from error
-        self.under_way.discard(expert)
         return expert

@@ -182,8 +182,8 @@ def _dismiss(jobs: deque[Job | None], ready: threading.Semaphore, threads: int) 
 
 
 def default_threads() -> int:
-    """Enough to keep a disk busy, few enough to leave the cores to the arithmetic."""
-    return min(4, max(2, (os.cpu_count() or 2) // 2))
+    """Enough to keep a disk busy; more only get in each other's way, and in that of the arithmetic."""
+    return min(4, 2 * (os.cpu_count() or 2))
 
 
 def _pieces(source: LayerSource, segments: tuple[Segment, ...]) -> list[tuple[Span, ...]]:

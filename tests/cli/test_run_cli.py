@@ -1,0 +1,216 @@
+"""`hotset run` as a person and as a script uses it, on the model that ships with hotset."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from hotset import Trace, reference
+from hotset.cli.app import app
+from hotset.cli.streaming import TokenStream
+from hotset.errors import HotsetError
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+PROMPT = "Il mercato del"
+FEW = ("--max-new-tokens", "12")
+KEYS = {
+    "text", "prompt_tokens", "new_tokens", "new_token_ids", "tokens_per_s", "prefill_s", "hit_rate", "bytes_per_token",
+    "resident_bytes", "policy", "engine", "model", "memory", "stall_share", "stats", "finish",
+}  # fmt: skip
+
+
+def call(*words: str | Path, text: str | None = None) -> Any:
+    done = CliRunner().invoke(app, [str(word) for word in words], input=text)
+    if isinstance(done.exception, HotsetError):
+        raise done.exception
+    return done
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hotset", *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(reference.path())
+
+
+@pytest.fixture(scope="module")
+def stock() -> Any:
+    return AutoModelForCausalLM.from_pretrained(reference.path(), dtype="auto")
+
+
+def greedy(stock: Any, tokenizer: Any, ids: torch.Tensor, tokens: int) -> str:
+    out = stock.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("memory", ["10%", "auto"])
+def test_the_text_is_that_of_stock_transformers(stock: Any, tokenizer: Any, memory: str) -> None:
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    done = call("run", "-p", PROMPT, "--no-chat", "--memory", memory, "--max-new-tokens", "24")
+    assert done.exit_code == 0
+    assert done.stdout.rstrip("\n") == greedy(stock, tokenizer, ids, 24).rstrip("\n")
+    assert "tokens/s, hit rate" in done.stderr
+
+
+def test_the_chat_template_is_used_where_there_is_one(stock: Any, tokenizer: Any) -> None:
+    ids = tokenizer(PROMPT + "\n\n", return_tensors="pt")["input_ids"]
+    done = call("run", "-p", PROMPT, "--memory", "25%", *FEW)
+    assert done.stdout.rstrip("\n") == greedy(stock, tokenizer, ids, 12).rstrip("\n")
+
+
+def test_json_is_one_document_with_the_promised_keys() -> None:
+    done = call("run", "-p", PROMPT, "--memory", "25%", *FEW, "--json")
+    document = json.loads(done.stdout)
+    assert done.stderr == ""
+    assert document.keys() >= KEYS
+    assert document["new_tokens"] == len(document["new_token_ids"]) == 12
+    assert document["model"] == "reference"
+    assert (document["memory"], document["policy"], document["engine"]) == ("25%", "blend", "cpu")
+    assert document["tokens_per_s"] > 0
+    assert document["prefill_s"] > 0
+    stats = document["stats"]
+    assert stats["hits"] + stats["misses"] == stats["asked"]
+    assert stats["decode"]["pass_tokens"] == 11
+    assert document["decode_hit_rate"] == stats["decode"]["hit_rate"]
+
+
+def test_sampling_repeats_with_its_seed() -> None:
+    draws = [
+        call("run", "-p", PROMPT, "--temperature", "1.5", "--top-p", "0.95", "--seed", seed, *FEW, "--json").stdout
+        for seed in ("1", "1", "2")
+    ]
+    one, again, other = (json.loads(draw)["new_token_ids"] for draw in draws)
+    assert one == again != other
+
+
+def test_the_prompt_comes_from_a_file_or_stdin(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text(PROMPT)
+    by_file = call("run", "--file", tmp_path / "p.txt", *FEW, "--json")
+    by_pipe = call("run", "--file", "-", *FEW, "--json", text=PROMPT)
+    assert json.loads(by_file.stdout)["text"] == json.loads(by_pipe.stdout)["text"]
+
+
+@pytest.mark.parametrize("memory", ["25%", "auto"])
+def test_a_trace_holds_every_token_that_was_put_in(tmp_path: Path, memory: str) -> None:
+    out = tmp_path / "t.safetensors"
+    document = json.loads(call("run", "-p", PROMPT, "--memory", memory, *FEW, "--trace", out, "--json").stdout)
+    trace = Trace.load(out)
+    assert trace.tokens == document["prompt_tokens"] + 11
+    assert trace.meta["model"] == "reference"
+    with pytest.raises(HotsetError, match="exists"):
+        call("run", "-p", PROMPT, "--trace", out)
+
+
+@pytest.mark.parametrize("name", ["ja", "ru", "latex", "it"])
+def test_a_stream_says_what_the_whole_says(tokenizer: Any, name: str) -> None:
+    for prompt in reference.workload(name).prompts[:5]:
+        ids = tokenizer(prompt.text + " 🦙🇮🇹")["input_ids"]
+        pieces: list[str] = []
+        stream = TokenStream(tokenizer, pieces.append)
+        stream.put(torch.tensor([[0]]))
+        for token in ids:
+            stream.put(torch.tensor([token]))
+        stream.end()
+        assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert len(pieces) > len(ids) // 3
+
+
+def damaged(folder: Path, name: str, content: str) -> Path:
+    copy = folder / "model"
+    shutil.copytree(reference.path(), copy)
+    (copy / name).write_text(content)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["/no/such/folder", "-p", "x"], "there is no folder"),
+        (["no_such_model", "-p", "x"], "there is no folder"),
+        ([__file__, "-p", "x"], "is a file"),
+        ([str(Path(__file__).parent), "-p", "x"], "no config.json"),
+        ([], "no prompt"),
+        (["-p", " \n"], "prompt is empty"),
+        (["-p", "x", "--file", "y"], "not both"),
+        (["--file", "/no/such/file"], "cannot read"),
+        (["-p", "x", "--memory", "much"], "cannot read the budget"),
+        (["-p", "x", "--memory", "2 slots"], "the smallest budget that works"),
+        (["-p", "x", "--policy", "nobody"], "no policy is called"),
+        (["-p", "x", "--policy", "belady"], "needs to know the future"),
+        (["-p", "x", "--scope", "world"], "--scope is one of"),
+        (["-p", "x", "--dtype", "int1"], "--dtype is one of"),
+        (["-p", "x", "--device", "abacus"], "no device is called"),
+        (["-p", "x " * 5000], "the model's context is 4,096"),
+        (["-p", "x", "--trace", "/no/such/folder/t"], "there is no folder"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], message: str) -> None:
+    with pytest.raises(HotsetError, match=message) as caught:
+        call("run", *words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", "{oops", "cannot load the config"),
+        ("config.json", "{}", "cannot load the config"),
+        ("config.json", '{"model_type": "unheard_of"}', "does not know the architecture"),
+        ("tokenizer.json", "{}", "cannot load the tokenizer"),
+        ("tokenizer.json", "{oops", "cannot load the tokenizer"),
+        ("chat_template.jinja", "{% for %}", "use --no-chat"),
+        ("model.safetensors", "short", "model.safetensors"),
+    ],
+)
+def test_a_damaged_model_is_one_line(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(HotsetError, match=message) as caught:
+        call("run", damaged(tmp_path, name, content), "-p", "x")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: (_ for _ in ()).throw(OSError("no network")))
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(HotsetError, match="hf download org/nothing"):
+        call("run", "org/nothing", "-p", "x")
+
+
+def test_an_error_has_no_traceback_and_exits_with_2() -> None:
+    process = start("run", "-p", "x", "--memory", "much")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_keeps_what_was_written() -> None:
+    process = start("run", "-p", PROMPT, "--memory", "25%", "--max-new-tokens", "3000")
+    assert process.stdout is not None
+    first = os.read(process.stdout.fileno(), 4)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert first
+    assert out.endswith("\n")
+    assert "Traceback" not in err
+    assert "of experts in memory" in err

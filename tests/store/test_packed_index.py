@@ -1,0 +1,196 @@
+"""A packed store opens as it was written, and an index that is cut, edited or forged is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_samples import block, forge, plan_of, write_pack
+
+from hotset.errors import StoreError
+from hotset.store import PAGE_BYTES
+from hotset.store.pack import without_gaps
+from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_packed
+from hotset.store.plan import PackKey
+from hotset.transfer import Flight, Readers
+from hotset.transfer.file import aligned_buffer
+from hotset.transfer.readers import Load
+
+Edit = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    write_pack(tmp_path / "pack")
+    return tmp_path / "pack"
+
+
+def test_every_expert_is_one_aligned_read_of_the_bytes_that_went_in(pack: Path) -> None:
+    plan, catalog = plan_of(), open_packed(pack)
+    slot = np.frombuffer(aligned_buffer(catalog.slot_bytes), np.uint8)
+    readers = Readers(catalog, lambda _: slot)
+    for key in plan.keys():  # noqa: SIM118
+        (segment,) = catalog.layers[key.layer].experts[key.expert]
+        assert segment.offset % PAGE_BYTES == segment.size_bytes % PAGE_BYTES == segment.target == 0
+        flight = Flight()
+        readers.start(flight, [Load(key.layer, key.expert, 0)])
+        flight.take()
+        layout = plan.layers[key.layer].layout
+        for part in layout.parts:
+            where = slice(part.offset, part.offset + part.size_bytes)
+            assert np.array_equal(slot[where], block(plan, key)[where])
+    readers.close()
+    assert (pack / BLOCKS_FILE).stat().st_size == plan.end_bytes
+    assert catalog.meta["dtype"] == "bfloat16"
+
+
+def test_gaps_between_parts_are_zeros_so_that_equal_weights_are_equal_packs() -> None:
+    plan, key = plan_of(), PackKey(0, 0)
+    layout, raw = plan.layers[0].layout, block(plan_of(), PackKey(0, 0))
+    gap = slice(layout.parts[0].size_bytes, layout.parts[1].offset)
+    assert raw[gap].any()
+    assert not without_gaps(layout, raw)[gap].any()
+    assert plan.used_bytes(key) == len(raw)
+
+
+def test_is_packed(pack: Path, tmp_path: Path) -> None:
+    assert is_packed(pack)
+    assert not is_packed(tmp_path)
+    (pack / INDEX_FILE).unlink()
+    assert is_packed(pack), "a pack that lost its index is still no ordinary checkpoint"
+    with pytest.raises(StoreError, match=r"cannot read .*experts\.json.*pack the model again"):
+        open_packed(pack)
+
+
+@pytest.mark.parametrize("change", [-1, -PAGE_BYTES, 1])
+def test_a_file_of_another_size_is_refused(pack: Path, change: int) -> None:
+    path = pack / BLOCKS_FILE
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size + change)
+    with pytest.raises(StoreError, match="is truncated: it has" if change < 0 else "is of another pack"):
+        open_packed(pack)
+
+
+def test_a_missing_file_of_blocks_is_named(pack: Path) -> None:
+    (pack / BLOCKS_FILE).unlink()
+    with pytest.raises(StoreError, match=r"cannot read .*experts\.hotset"):
+        open_packed(pack)
+
+
+def test_a_hand_edited_index_is_refused_even_if_it_makes_sense(pack: Path) -> None:
+    document = json.loads((pack / INDEX_FILE).read_text())
+    parts = document["layers"][1]["parts"]
+    parts[0]["name"], parts[1]["name"] = parts[1]["name"], parts[0]["name"]
+    (pack / INDEX_FILE).write_text(json.dumps(document))
+    with pytest.raises(StoreError, match=r"experts\.json is damaged: it was changed .*pack the model again"):
+        open_packed(pack)
+
+
+def test_spacing_and_order_do_not_matter(pack: Path) -> None:
+    document = json.loads((pack / INDEX_FILE).read_text())
+    (pack / INDEX_FILE).write_text(json.dumps(document, sort_keys=True))
+    open_packed(pack)
+
+
+def test_every_truncation_of_the_index_is_refused(pack: Path) -> None:
+    text = (pack / INDEX_FILE).read_bytes()
+    for kept in [*range(0, len(text) - 2, 37), len(text) - 2]:
+        (pack / INDEX_FILE).write_bytes(text[:kept])
+        with pytest.raises(StoreError, match=r"experts\.json is damaged"):
+            open_packed(pack)
+
+
+def layer(document: dict[str, Any]) -> Any:
+    return document["layers"][0]
+
+
+EDITS: dict[str, Edit] = {
+    "another format": lambda d: d.update(format="zip"),
+    "a later version": lambda d: d.update(version=2),
+    "a version that is true": lambda d: d.update(version=True),
+    "no layers": lambda d: d.update(layers=[]),
+    "layers that are a number": lambda d: d.update(layers=7),
+    "a layer that is null": lambda d: d["layers"].append(None),
+    "a layer less, so that the file is too long": lambda d: d["layers"].pop(),
+    "no source": lambda d: d.pop("source"),
+    "no files": lambda d: d.pop("files"),
+    "a file elsewhere": lambda d: d["files"].update({"../../etc/passwd": {"bytes": 1, "digest": "00" * 16}}),
+    "a file of negative size": lambda d: d["files"]["model.safetensors"].update(bytes=-1),
+    "more experts than digests": lambda d: layer(d).update(experts=10**12),
+    "no experts": lambda d: layer(d).update(experts=0, digests=[]),
+    "experts in a word": lambda d: layer(d).update(experts="5"),
+    "a digest too short": lambda d: layer(d)["digests"].__setitem__(0, "00"),
+    "a digest of other letters": lambda d: layer(d)["digests"].__setitem__(0, "zz" * 16),
+    "a digest that is a number": lambda d: layer(d)["digests"].__setitem__(0, 5),
+    "an offset elsewhere": lambda d: layer(d).update(offset=4096),
+    "blocks that overlap": lambda d: d["layers"][1].update(block_bytes=0),
+    "no parts": lambda d: layer(d).update(parts=[]),
+    "two parts of one name": lambda d: layer(d)["parts"][1].update(name="up"),
+    "a part at an odd place": lambda d: layer(d)["parts"][1].update(offset=66),
+    "a part before the block": lambda d: layer(d)["parts"][0].update(offset=-64),
+    "an unknown type": lambda d: layer(d)["parts"][0].update(dtype="float31"),
+    "a shape of no dimension": lambda d: layer(d)["parts"][0].update(shape=[]),
+    "a shape of many dimensions": lambda d: layer(d)["parts"][0].update(shape=[1] * 1000),
+    "a size of nothing": lambda d: layer(d)["parts"][0].update(shape=[0, 11]),
+    "a huge size": lambda d: layer(d)["parts"][0].update(shape=[2**59, 2**59]),
+    "a size that is half": lambda d: layer(d)["parts"][0].update(shape=[1.5, 11]),
+    "a size that is true": lambda d: layer(d)["parts"][0].update(shape=[True, 11]),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_forged_claims_are_refused(pack: Path, edit: Edit) -> None:
+    document = json.loads((pack / INDEX_FILE).read_text())
+    edit(document)
+    forge(pack / INDEX_FILE, document)
+    with pytest.raises(StoreError, match=r"experts\.(json|hotset) is .*pack the model again"):
+        open_packed(pack)
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, b"null", b"\xff\x00", b"9" * 9999, b'{"format": NaN}', b""])
+def test_what_is_no_index_is_refused(pack: Path, text: bytes) -> None:
+    (pack / INDEX_FILE).write_bytes(text)
+    with pytest.raises(StoreError, match=r"experts\.json is damaged"):
+        open_packed(pack)
+
+
+def test_a_huge_index_is_not_read(pack: Path) -> None:
+    with (pack / INDEX_FILE).open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(StoreError, match="too large"):
+        open_packed(pack)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(data=st.data(), value=values)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_value_anywhere_is_refused_or_opens(pack: Path, data: st.DataObject, value: Any) -> None:
+    original = (pack / INDEX_FILE).read_bytes()
+    document = json.loads(original)
+    where: Any = document
+    while True:
+        key = data.draw(st.sampled_from(sorted(where) if isinstance(where, dict) else range(len(where))))
+        if not isinstance(where[key], dict | list) or not where[key] or data.draw(st.integers(0, 2)) == 0:
+            break
+        where = where[key]
+    where[key] = value
+    try:
+        forge(pack / INDEX_FILE, document)
+        open_packed(pack)
+    except StoreError:
+        pass
+    finally:
+        (pack / INDEX_FILE).write_bytes(original)
