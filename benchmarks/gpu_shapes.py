@@ -84,6 +84,7 @@ def materialise(model: Any, device: str) -> Any:
             parameter.fill_(0.01)  # random numbers for tens of gigabytes would take the processor minutes
         else:
             parameter.normal_(std=0.02)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length, 5 ms each, and would drown the rest
     inner = model.model
     inner.rotary_emb = type(inner.rotary_emb)(model.config).to(device)
     return model

@@ -120,5 +120,5 @@ class Handle:
 
     def __repr__(self) -> str:
         plan = self.engine.controller.plan
-        size = format_size(sum(self.engine.resident_bytes().values()))
-        return f"<hotset: {plan.cached} of {plan.shape.total_experts} experts in {size}, {self.engine.controller.policy.spec}>"
+        size, policy = format_size(sum(self.engine.resident_bytes().values())), self.engine.controller.policy.spec
+        return f"<hotset: {plan.cached} of {plan.shape.total_experts} experts in {size}, {policy}>"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from hotset.cache.controller import Controller
@@ -64,7 +63,7 @@ class CpuEngine(CachingEngine):
         self._arrived = loads, set()
         self._send(layer, flight, [Load(layer, expert, slot) for expert, slot in where.items()])
         self._send_staged(layer, flight, staged, free, where)
-        residents = np.flatnonzero(~np.isin(event.experts, order[:, 0]))
+        residents = event.others(order[:, 0])
         if len(residents):
             self.compute(layer, event, residents)
         while where:

@@ -23,6 +23,8 @@ from hotset.trace import Phase
 
 FEW_PAIRS = 64
 """Up to so many pairs of token and expert are multiplied row by row in their slots; more are grouped by expert."""
+SPLIT_BYTES = 24 << 20
+"""Where less is missing, the copy takes no longer than the launch of a computation of its own for the residents."""
 GROUP = 8
 """The experts that travel together: few enough that the first of them compute while the next are on their way."""
 UPLOADS = 16
@@ -80,7 +82,7 @@ class DeviceEngine(CachingEngine):
         self._compute_in(layer, event, experts, self.controller.table.slot_of[layer, experts])
 
     def _compute_in(self, layer: int, event: LiveEvent, experts: Any, slots: Any) -> None:
-        if self.kernel is not None and event.tokens * event.top_k <= FEW_PAIRS:
+        if self.kernel is not None and self._is_few(event):
             self._compute_few(layer, event, experts, slots, self.kernel)
             return
         order = slots.argsort()
@@ -110,16 +112,31 @@ class DeviceEngine(CachingEngine):
         return row.to(self.device, non_blocking=True)
 
     def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
-        """Copy in what is missing and compute everything: residents first, the rest group by group as it arrives."""
+        """Copy in what is missing and compute everything."""
         self._arrived = loads, set()
         order = loads[loads[:, 0].argsort()]
-        residents = np.flatnonzero(~np.isin(event.experts, order[:, 0]))
-        counts = dict(zip(event.experts.tolist(), event.counts.tolist(), strict=True))
+        groups = self._groups(order, self._is_few(event))
+        missing_bytes = len(order) * self.catalog.slot_bytes
+        if self._is_few(event) and len(groups) == 1 and missing_bytes < SPLIT_BYTES:
+            self._copy_then_compute(layer, event, groups[0])
+        else:
+            self._compute_while_copying(layer, event, order, groups)
+
+    def _copy_then_compute(self, layer: int, event: LiveEvent, group: Group) -> None:
+        """Compute all experts in one go: the copies take less time than it takes to launch a computation twice."""
+        self.streams.arithmetic_waits_for(self._copy(layer, event, group))
+        slots = self.controller.table.slot_of[layer, event.experts]
+        slots[event.positions(group.experts)] = group.slots
+        self._compute_in(layer, event, event.experts, slots)
+
+    def _compute_while_copying(self, layer: int, event: LiveEvent, order: Loads, groups: list[Group]) -> None:
+        """Compute residents first, the rest group by group as it arrives."""
+        residents = event.others(order[:, 0])
         computed: list[Any] = [None, None]
-        for number, group in enumerate(self._groups(order)):
+        for number, group in enumerate(groups):
             if group.half is not None and computed[group.half] is not None:
                 self.streams.copies_wait_for(computed[group.half])
-            landed = self._copy(layer, group, counts)
+            landed = self._copy(layer, event, group)
             if number == 0 and len(residents):
                 self.compute(layer, event, residents)
             self.streams.arithmetic_waits_for(landed)
@@ -127,11 +144,17 @@ class DeviceEngine(CachingEngine):
             if group.half is not None:
                 computed[group.half] = self.streams.mark()
 
-    def _groups(self, order: Loads) -> list[Group]:
+    def _is_few(self, event: LiveEvent) -> bool:
+        return self.kernel is not None and event.tokens * event.top_k <= FEW_PAIRS
+
+    def _groups(self, order: Loads, together: bool) -> list[Group]:
         """What travels together: seated experts, then staged ones in two alternating halves of the staging."""
         cached, staging = self.controller.plan.cached, self.controller.plan.staging
         seated = order[order[:, 1] >= 0]
         staged = order[order[:, 1] < 0, 0].tolist()
+        if together and len(staged) <= staging:
+            slots = seated[:, 1].tolist() + list(range(cached, cached + len(staged)))
+            return [Group(seated[:, 0].tolist() + staged, slots, None)]
         width = min(GROUP, max(staging // 2, 1))
         halves = 2 if staging >= 2 else 1
         groups = [Group(s[:, 0].tolist(), s[:, 1].tolist(), None) for s in _chunks(seated, GROUP)]
@@ -140,20 +163,31 @@ class DeviceEngine(CachingEngine):
             groups.append(Group(some, [cached + half * width + i for i in range(len(some))], half))
         return groups
 
-    def _copy(self, layer: int, group: Group, counts: dict[int, int]) -> Any:
+    def _copy(self, layer: int, event: LiveEvent, group: Group) -> Any:
         """Put a group's copies on their way; returns what marks their end."""
         used = self.catalog.layers[layer].layout.used_bytes
-        where = dict(zip(group.experts, group.slots, strict=True))
-        asked = [counts[expert] for expert in group.experts]
+        self.clock.loaded_bytes += used * len(group.experts)
+        ready = self.host.where(layer, group.experts)
+        if ready is None:
+            self._copy_as_read(layer, event, group, used)
+        else:
+            with self.streams.copying():
+                for slot, row in zip(group.slots, ready, strict=True):
+                    self._rows[slot, :used].copy_(self._host_rows[row, :used], non_blocking=True)
+            self._arrived[1].update(group.experts)
+        return self.streams.mark_copies()
+
+    def _copy_as_read(self, layer: int, event: LiveEvent, group: Group, used_bytes: int) -> None:
+        """Copy each expert as soon as the RAM tier has it."""
+        target = dict(zip(group.experts, group.slots, strict=True))
+        counts = event.counts[event.positions(group.experts)].tolist()
         began = time.perf_counter()
-        for expert, slot in self.host.bring(layer, group.experts, asked, self.current.phase):
+        for expert, row in self.host.bring(layer, group.experts, counts, self.current.phase):
             self.clock.stall_s += time.perf_counter() - began
             with self.streams.copying():
-                self._rows[where[expert], :used].copy_(self._host_rows[slot, :used], non_blocking=True)
+                self._rows[target[expert], :used_bytes].copy_(self._host_rows[row, :used_bytes], non_blocking=True)
             self._arrived[1].add(expert)
             began = time.perf_counter()
-        self.clock.loaded_bytes += used * len(where)
-        return self.streams.mark_copies()
 
     def fetch(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""

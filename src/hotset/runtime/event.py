@@ -55,6 +55,12 @@ class LiveEvent:
         """Where some experts stand among the event's."""
         return np.searchsorted(self.experts, experts)
 
+    def others(self, experts: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Where all the event's experts but these stand; these are given in rising order."""
+        rest = np.ones(len(self.experts), bool)
+        rest[np.searchsorted(self.experts, experts)] = False
+        return np.flatnonzero(rest)
+
     def slot_per_pair(self, experts: npt.NDArray[np.int32], slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """The slot of every pair whose expert is among those given, and -1 for the others."""
         table = np.full(self._num_experts + 1, -1, np.int32)

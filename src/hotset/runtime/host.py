@@ -30,14 +30,27 @@ class HostTier:
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads) if catalog.files else None
         self.read_bytes = 0
         self.before_reading: Callable[[], None] = lambda: None  # waits until no copy out of these slots is under way
+        self._holds_all = plan.cached >= plan.shape.total_experts
         self._flight = Flight()
 
-    def bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
-        """Yield every expert with the slot that holds it, as soon as it does: those in memory first.
+    def where(self, layer: int, experts: list[int]) -> list[int] | None:
+        """The slots of experts, where the tier holds every expert for good and has read these; else None."""
+        if not self._holds_all:
+            return None
+        slots = self.controller.table.slot_of[layer, experts]
+        return None if (slots < 0).any() else slots.tolist()
 
-        A slot is good until the next call, which waits for the copies out of it. At most as many experts may be asked
-        for as there is staging.
+    def bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
+        """Yield every expert with the slot that holds it, as soon as it does.
+
+        A slot is good until the next expert is asked for that must be read, which waits for the copies out of it.
         """
+        step = self.controller.plan.staging or len(experts)
+        for at in range(0, len(experts), step):
+            yield from self._bring(layer, experts[at : at + step], counts[at : at + step], phase)
+
+    def _bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
+        """Yield as many experts as there is staging for: those in memory first."""
         table = self.controller.table
         missing = self.controller.route(layer, np.array(experts, np.int32), np.array(counts, np.int32), 1, phase)
         loads = table.loads[:missing].copy()

@@ -1,0 +1,123 @@
+"""The logic of the GPU engine, run on the processor: groups, halves of the staging, and the RAM tier behind slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hotset import policies, reference  # noqa: E402
+from hotset.cache.controller import Controller  # noqa: E402
+from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.models.connect import connect_engine  # noqa: E402
+from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
+from hotset.runtime.arena import poison  # noqa: E402
+from hotset.runtime.device import DeviceEngine  # noqa: E402
+from hotset.runtime.host import HostTier  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def stock() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
+
+
+def plain_kernel(
+    x: Any, weights: Any, biases: Any, slots: Any, out: Any, *, transposed: bool, pairs_per_row: int
+) -> None:
+    """What the Triton kernel does, in torch."""
+    for pair, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            matrix = weights[slot] if transposed else weights[slot].T
+            out[pair] = x[pair // pairs_per_row] @ matrix
+            if biases is not None:
+                out[pair] += biases[slot]
+
+
+def load(slots: int, staging: int, host_slots: int, kernel: Any, scope: Scope = Scope.LAYER) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    from hotset.models.budget import shape_of
+
+    lean = LeanLoad(keep=lambda *_: False)
+    with lean_loading(lean):
+        model = AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
+    assert lean.sites is not None
+    assert lean.catalog is not None
+    shape = shape_of(lean.sites, lean.catalog)
+    host = HostTier(lean.catalog, SlotPlan(shape, host_slots, staging=8), policies.parse("lru"))
+    controller = Controller(SlotPlan(shape, slots, scope, staging), policies.parse("blend"))
+    maths = [site.math for site in lean.sites]
+    engine = DeviceEngine(controller, lean.catalog, maths, host, torch.device("cpu"), kernel=kernel)
+    poison(engine.arena)
+    poison(host.arena)
+    connect_engine(model, lean.sites, engine)
+    return model
+
+
+@pytest.mark.parametrize("kernel", [None, plain_kernel])
+@pytest.mark.parametrize(
+    ("slots", "staging", "host_slots"),
+    [(8, 1, 64), (64, 2, 64), (64, 8, 512), (128, 3, 100), (300, 8, 512), (504, 5, 40)],
+)
+def test_a_device_with_a_ram_tier_computes_what_stock_does(
+    stock: Any, kernel: Any, slots: int, staging: int, host_slots: int
+) -> None:
+    model = load(slots, staging, host_slots, kernel)
+    generator = torch.Generator().manual_seed(slots + staging)
+    with torch.no_grad():
+        for length in (1, 3, 40, 1, 7):
+            ids = torch.randint(10, 4000, (1, length), generator=generator)
+            assert torch.allclose(model(ids).logits, stock(ids).logits, atol=1e-4)
+    given = {"input_ids": torch.tensor([[5, 900, 31, 7]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    options = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(**given, **options), stock.generate(**given, **options))
+    stats = model.hotset.stats()
+    assert stats["hits"] + stats["misses"] == stats["asked"]
+    assert model.hotset.engine.host.read_bytes > 0
+    model.hotset.close()
+
+
+def test_it_loads_what_the_simulator_says(stock: Any) -> None:
+    model = load(128, 8, 512, plain_kernel, Scope.POOL)
+    live: list[Any] = []
+    model.hotset.engine.listener = lambda layer, rows: live.append(np.column_stack([np.full(len(rows), layer), rows]))
+    with model.hotset.trace() as recorder:
+        model.generate(torch.tensor([[5, 900, 31, 7]]), max_new_tokens=16, do_sample=False, pad_token_id=0)
+    plan = model.hotset.engine.controller.plan
+    replayed = Controller(plan, policies.parse("blend")).replay(recorder.finish().events(), log=True)
+    assert np.array_equal(np.concatenate(live), replayed.log)
+    model.hotset.close()
+
+
+def test_a_failing_disk_behind_the_ram_tier_leaves_it_in_order(stock: Any, monkeypatch: Any) -> None:
+    import errno
+    import os
+
+    from hotset.errors import StoreError
+    from hotset.transfer import file as store_file
+
+    model = load(64, 4, 100, None)
+    ids = torch.arange(100, 130).unsqueeze(0)
+
+    def broken(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(store_file, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(store_file, "_preadv", broken)
+    with torch.no_grad(), pytest.raises(StoreError):
+        model(ids)
+    monkeypatch.setattr(store_file, "_preadv", os.preadv)
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, stock(ids).logits, atol=1e-4)
+    model.hotset.close()
