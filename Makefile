@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+OLDEST := .venv-oldest
+OLDEST_TRANSFORMERS := 5.17.0
 
-.PHONY: setup demo test lint format bench clean
+.PHONY: setup demo test families lint format bench bench-engine clean
 
 setup: $(STAMP)
 
@@ -16,11 +18,22 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/hotset simulate reference:it reference:c reference:switch \
-		-p lru -p lfu -p lfru -p blend -b 12.5% -b 25% -b 50% --fit 0
+	$(BIN)/python -m hotset.cli.demo
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest
+
+# Every family of the newest and of the oldest supported transformers against stock.
+families: $(STAMP) $(OLDEST)/.ready
+	$(BIN)/python -W ignore tests/families/exactness.py --out benchmarks/results
+	$(OLDEST)/bin/python -W ignore tests/families/exactness.py --out benchmarks/results
+
+$(OLDEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OLDEST)
+	grep -v -i -E '^(transformers|huggingface)' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/constraints.txt \
+		transformers==$(OLDEST_TRANSFORMERS) --editable '.[models]'
+	@touch $@
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,7 +48,15 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/replay_speed.py
 	$(BIN)/python benchmarks/event_latency.py
 	$(BIN)/python benchmarks/policy_quality.py
+	$(BIN)/python -W ignore benchmarks/layer_overhead.py
+	$(BIN)/python -W ignore benchmarks/reference_exactness.py
+
+# Beside other engines, under a memory limit: needs root, cgroup v1, 22 GB of disk and a quiet machine.
+bench-engine: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -W ignore benchmarks/cpu_speed.py
+	$(BIN)/python -W ignore benchmarks/memory.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

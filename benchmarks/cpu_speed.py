@@ -1,7 +1,7 @@
 """Tokens per second of a model that does not fit: hotset and its peers on the same weights under the same memory limit.
 
 The inflated reference model (real routing, 4.4 GB of experts in bfloat16), greedy text, batch 1, one process at a time
-in a control group that counts page cache too. Needs Linux with cgroup v1 and root: `pip install accelerate gguf xllamacpp`.
+in a control group that counts page cache too. Needs Linux with cgroup v1, root, and the extra `bench`.
 
 python benchmarks/cpu_speed.py --folder DIR      DIR holds, or will hold, some 22 GB of checkpoints
 """
@@ -189,11 +189,11 @@ def main() -> None:
     """Prepare, measure, publish."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=RESULTS.parents[1] / "out" / "cpu_speed")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     prepare(options.folder)
     under_limit = limited(options.folder, options.repeats)
-    in_memory = roomy(options.folder, options.repeats + 1)
+    in_memory = roomy(options.folder, options.repeats)
     figures = {
         "model": f"hotset.reference.inflate({WIDTH}): 8 layers x 64 experts, top 8, 4.4 GB of experts in bfloat16",
         "limit_mib": LIMIT_MIB, "threads": 2, "prompts": PROMPTS,

@@ -1,4 +1,4 @@
-"""What hotset adds to one MoE layer when every expert is resident: its call against stock's, arithmetic as small as can be."""
+"""What hotset adds to one MoE layer when every expert is resident: its call against stock's, with tiny arithmetic."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from hotset import reference
 from common import publish
 
 MEMORIES = ("100%", "50%", "25%", "12.5%")
-NEW_TOKENS = 256
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -30,10 +29,10 @@ def stock(dtype: torch.dtype, implementation: str) -> Any:
     ).to(DEVICE)
 
 
-def greedy(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def greedy(model: Any, ids: torch.Tensor, count: int) -> torch.Tensor:
     """The prompt with its greedy continuation."""
     tokens: torch.Tensor = model.generate(
-        ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+        ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
     )
     return tokens
 
@@ -59,11 +58,13 @@ def agreement(some: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 
 def main() -> None:
     """Compare and publish."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=256)
+    count = parser.parse_args().tokens
     logging.disable_progress_bar()
     ids = prompts(AutoTokenizer.from_pretrained(reference.path()))
     plain = stock(torch.float32, "grouped_mm")
-    texts = {name: greedy(plain, prompt) for name, prompt in ids.items()}
+    texts = {name: greedy(plain, prompt, count) for name, prompt in ids.items()}
     own = {name: stock(torch.bfloat16, name) for name in ("grouped_mm", "batched_mm", "eager")}
     chosen = {kind: {name: choices(model, text) for name, text in texts.items()} for kind, model in own.items()}
     pairs = [("grouped_mm", "batched_mm"), ("grouped_mm", "eager"), ("batched_mm", "eager")]
@@ -71,7 +72,7 @@ def main() -> None:
     rows = []
     for memory in MEMORIES:
         model = hotset.load(reference.path(), memory=memory, dtype=torch.float32, device=DEVICE)
-        equal = {name: torch.equal(greedy(model, prompt), texts[name]) for name, prompt in ids.items()}
+        equal = {name: torch.equal(greedy(model, prompt, count), texts[name]) for name, prompt in ids.items()}
         rate = model.hotset.stats()["decode"]["hit_rate"]
         model.hotset.close()
         half = hotset.load(reference.path(), memory=memory, dtype=torch.bfloat16, device=DEVICE)
@@ -91,7 +92,7 @@ def main() -> None:
     publish(
         f"reference_exactness_{DEVICE}",
         {
-            "new_tokens": NEW_TOKENS,
+            "new_tokens": count,
             "device": DEVICE,
             "torch": torch.__version__,
             "stock_among_itself": among,

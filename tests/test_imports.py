@@ -32,9 +32,21 @@ ALLOWED = {
     "models": {"runtime", "transfer", "store", "cache", "policies", "trace", "shape", "files", "errors"},
     "report": {"sim", "cache", "trace", "shape", "files", "errors"},
     "cli": {
-        "reference", "report", "models", "runtime", "transfer", "store", "sim", "cache", "policies", "trace", "shape",
-        "files", "errors", "_version",
-    },  # fmt: skip
+        "reference",
+        "report",
+        "models",
+        "runtime",
+        "transfer",
+        "store",
+        "sim",
+        "cache",
+        "policies",
+        "trace",
+        "shape",
+        "files",
+        "errors",
+        "_version",
+    },
 }
 
 

@@ -1,6 +1,6 @@
 """Runs tiny models of all families through hotset and compares them with stock transformers.
 
-``python tests/families/exactness.py [--out FILE] [name ...]`` prints a line per family; `make families` runs them all.
+``python tests/families/exactness.py [--out FOLDER] [name ...]`` prints a line per family; `make families` runs all.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def main() -> None:
         "verdicts": [asdict(verdict) for verdict in verdicts],
     }
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(document, indent=1) + "\n")
+        path = args.out / f"families_{transformers.__version__}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps({key: value for key, value in document.items() if key != "verdicts"}))
     sys.exit(bool(failed))
 
