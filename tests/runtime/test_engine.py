@@ -116,6 +116,67 @@ def test_nothing_that_an_event_needs_is_ever_overwritten(
     model.hotset.close()
 
 
+def test_a_long_prompt_reads_every_expert_once_a_layer_and_leaves_the_hot_set(stock: Any) -> None:
+    model = load("25%")
+    ids = torch.randint(10, 4000, (1, 2000), generator=torch.Generator().manual_seed(3))
+    greedy(model, {"input_ids": ids[:, :30]}, 12)
+    hot = model.hotset.engine.controller.residents()
+    model.hotset.reset_stats()
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, stock(ids).logits)
+    stats = model.hotset.stats()
+    assert stats["prefill"]["events"] == 8
+    assert stats["misses"] <= 8 * 64 - len(hot)
+    assert stats["loaded_bytes"] == stats["misses"] * 49152
+    assert set(hot) <= set(model.hotset.engine.controller.residents())
+    model.hotset.close()
+
+
+def test_a_recording_can_be_ended_by_hand_or_by_closing(tmp_path: Path) -> None:
+    model = load("25%")
+    ids = torch.arange(100, 110).unsqueeze(0)
+    recording = model.hotset.trace(tmp_path / "one.safetensors")
+    with pytest.raises(HotsetError, match="recorded already"):
+        model.hotset.trace()
+    model(ids)
+    recording.stop()
+    model(ids)
+    assert hotset.Trace.load(tmp_path / "one.safetensors").tokens == 10
+    model.hotset.trace(tmp_path / "two.safetensors")
+    model(ids)
+    model.hotset.close()
+    assert hotset.Trace.load(tmp_path / "two.safetensors").steps == 1
+
+
+def test_a_recording_broken_off_in_a_pass_keeps_the_whole_ones(tmp_path: Path, monkeypatch: Any) -> None:
+    model = load("12.5%")
+    ids = torch.arange(100, 140).unsqueeze(0)
+    monkeypatch.setattr(store_file, "RETRY_PAUSE_S", 0.0)
+    recording = model.hotset.trace(tmp_path / "t.safetensors")
+    model(ids[:, :5])
+    monkeypatch.setattr(store_file, "_preadv", Faulty(good=60, bad=10_000))
+    with pytest.raises(StoreError), recording:
+        model(ids)
+    assert hotset.Trace.load(tmp_path / "t.safetensors").tokens == 5
+    monkeypatch.setattr(store_file, "_preadv", os.preadv)
+    model.hotset.close()
+
+
+def test_a_full_disk_leaves_no_half_a_trace(tmp_path: Path, monkeypatch: Any) -> None:
+    from hotset import files
+
+    model = load("25%")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "_flush", full)
+    with pytest.raises(HotsetError, match="free some space"), model.hotset.trace(tmp_path / "t.safetensors"):
+        model(torch.arange(100, 110).unsqueeze(0))
+    assert list(tmp_path.iterdir()) == []
+    model.hotset.close()
+
+
 def test_two_threads_can_share_a_model(stock: Any) -> None:
     model = load("12.5%")
     ids = [torch.randint(10, 4000, (1, 20), generator=torch.Generator().manual_seed(n)) for n in range(6)]

@@ -27,7 +27,7 @@ def _engine(gpus: Any) -> dict[str, str]:
 def _threads() -> dict[str, str]:
     from hotset.transfer.readers import default_threads
 
-    return _row("reader threads", str(default_threads()), "half of the cores, at least 2 and at most 4")
+    return _row("reader threads", str(default_threads()), "enough to keep a disk busy; more hinder the arithmetic")
 
 
 def _direct(disk: dict[str, Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging as python_logging
 import os
 import socket
 import sys
@@ -121,6 +122,7 @@ def quieten() -> None:
     from transformers.utils import logging
 
     warnings.simplefilter("ignore")
+    python_logging.getLogger("hotset").setLevel(python_logging.ERROR)  # its remarks are printed as notes
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if not sys.stderr.isatty():

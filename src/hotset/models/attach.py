@@ -66,7 +66,7 @@ def _attach(model: Any, sites: list[Site], settings: Settings, spill: str | Path
         handle = watch(model, sites, _planned(chooser), settings)
     else:
         handle = _take_out(model, sites, layouts, chooser, spill)
-    handle.notes += chooser.notes
+    handle.remark(*chooser.notes)
     return model
 
 

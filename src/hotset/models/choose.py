@@ -60,8 +60,8 @@ class Settings:
 def _live(name: str) -> Policy:
     """A policy that can be used while a model runs."""
     policy = parse(name)
-    if policy.name == "belady":
-        raise HotsetError("belady needs the future: use it in hotset simulate, and another policy to run a model")
+    if policy.offline:
+        raise HotsetError(f"{policy.name} needs the future: use it in hotset simulate, and another policy here")
     return policy
 
 

@@ -24,7 +24,11 @@ from hotset.store import Catalog
 
 def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, settings: Settings) -> Handle:
     """Serve the experts of a model from slots."""
-    return connect_engine(model, sites, make_engine(catalog, sites, plan, settings))
+    engine = make_engine(catalog, sites, plan, settings)
+    handle = connect_engine(model, sites, engine)
+    if engine.kind == "cuda" and not getattr(engine, "pinned", True):
+        handle.remark("the system refused to lock the RAM tier's memory, so copies are slower: raise ulimit -l")
+    return handle
 
 
 def connect_engine(model: Any, sites: list[Site], engine: CachingEngine) -> Handle:

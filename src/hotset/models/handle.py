@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hotset.cache.counters import Count, Counters
-from hotset.errors import HotsetError
 from hotset.models.passes import PassWatcher
+from hotset.models.recording import Recording
 from hotset.models.shell import Shell
 from hotset.models.site import Site
 from hotset.runtime.engine import Clock, Engine
 from hotset.shape import format_size
 from hotset.trace import Phase
-from hotset.trace.recorder import Recorder
 
 
 class Handle:
@@ -32,6 +31,12 @@ class Handle:
         self._undo: list[Callable[[], Any]] = []
         self._before = engine.controller.counters()
         self._closed = False
+
+    def remark(self, *notes: str) -> None:
+        """Tell, in one line each, what a person should know of how this model runs."""
+        self.notes += notes
+        for note in notes:
+            logging.getLogger("hotset").warning(note)
 
     def on_close(self, undo: Callable[[], Any]) -> None:
         """Have something undone when the handle is closed."""
@@ -85,25 +90,13 @@ class Handle:
         self._before = self.engine.controller.counters()
         self.engine.clock = Clock()
 
-    @contextmanager
-    def trace(self, path: str | Path | None = None, *, meta: dict[str, str] | None = None) -> Iterator[Recorder]:
-        """Record what is routed inside the block; the trace is written at its end, also when it is left by an error."""
-        if self.engine.recorder is not None:
-            raise HotsetError("this model is being recorded already: end that recording first")
+    def trace(self, path: str | Path | None = None, *, meta: dict[str, str] | None = None) -> Recording:
+        """Record what follows, until the `with` block ends, `stop()` is called or the model is closed.
+
+        The trace is written to the path then, whole or not at all; without a path, `finish()` returns it.
+        """
         about = {"model": Path(self.model_name).name, "source": "hotset"} | (meta or {})
-        recorder = self.engine.recorder = Recorder(self.engine.shape, about)
-        taps = self.tap()
-        try:
-            yield recorder
-        except BaseException:
-            recorder.drop_incomplete()
-            raise
-        finally:
-            self.engine.recorder = None
-            for untap in taps:
-                untap()
-            if path is not None and recorder.blocks:
-                recorder.save(Path(path))
+        return Recording(self.engine, None if path is None else Path(path), about, self.tap)
 
     def close(self) -> None:
         """Stop the threads and free the slots; the model can no longer run."""
@@ -114,6 +107,8 @@ class Handle:
     def release(self) -> None:
         """Take hotset out of the model's calls, and leave the engine to whoever made it."""
         self._closed = True
+        if isinstance(self.engine.recorder, Recording):
+            self.engine.recorder.stop()
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()

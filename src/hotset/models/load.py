@@ -49,5 +49,5 @@ def load(
     else:
         handle = connect(loaded, lean.sites, lean.catalog, chooser.plan, settings)
         handle.shells = lean.shells
-    handle.notes += notes + chooser.notes
+    handle.remark(*notes, *chooser.notes)
     return loaded

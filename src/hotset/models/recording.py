@@ -1,0 +1,45 @@
+"""A recording of a live model: it begins when it is made and is written when it ends, by a block or by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from hotset.errors import HotsetError
+from hotset.runtime.engine import Engine
+from hotset.trace.recorder import Recorder
+
+
+class Recording(Recorder):
+    """Gathers what an engine routes until it is stopped."""
+
+    def __init__(
+        self, engine: Engine, path: Path | None, meta: dict[str, str], tap: Callable[[], list[Callable[[], None]]]
+    ) -> None:
+        if engine.recorder is not None:
+            raise HotsetError("this model is being recorded already: end that recording first")
+        super().__init__(engine.shape, meta)
+        self._engine, self._path = engine, path
+        engine.recorder = self
+        self._taps = tap()
+
+    def stop(self) -> None:
+        """End the recording, and write it if it was given a path and anything ran; more than once does no harm."""
+        if self._engine.recorder is not self:
+            return
+        self._engine.recorder = None
+        for untap in self._taps:
+            untap()
+        if self._path is not None and self.blocks:
+            self.save(self._path)
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.drop_incomplete()
+        self.stop()

@@ -1,0 +1,31 @@
+"""A recording that is killed leaves nothing that could be taken for a trace."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("after_s", [2.5, 6.0])
+def test_sigkill_leaves_no_trace_and_the_next_run_is_whole(tmp_path: Path, after_s: float) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Il mare\nint main\n" * 200)
+    out = tmp_path / "t.safetensors"
+    command = [sys.executable, "-m", "hotset", "trace", "record", "--prompts", str(prompts), "-o", str(out)]
+    with subprocess.Popen([*command, "--new-tokens", "32"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(after_s)
+        process.send_signal(signal.SIGKILL)
+    assert not out.exists()
+    small = [*command, "--new-tokens", "2", "--limit", "2"]
+    assert subprocess.run(small, capture_output=True, check=False).returncode == 0
+    from hotset import Trace
+
+    assert Trace.load(out).requests == 2
