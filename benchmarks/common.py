@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -62,11 +63,20 @@ def machine() -> dict[str, Any]:
     }
 
 
+def plain(value: Any) -> Any:
+    """The same without what JSON cannot say: no number is null."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def publish(name: str, figures: dict[str, Any]) -> None:
     """Write the result as JSON for the repository, and say where it is."""
     document = {
         "benchmark": name,
-        "command": f"python benchmarks/{Path(sys.argv[0]).name}",
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_shown(sys.argv[1:])]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         **figures,
@@ -74,8 +84,13 @@ def publish(name: str, figures: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     with write_beside(path) as scratch:
-        scratch.write_text(json.dumps(document, indent=1) + "\n")
+        scratch.write_text(json.dumps(plain(document), indent=1, allow_nan=False) + "\n")
     print(f"-> {path.relative_to(ROOT)}")
+
+
+def _shown(arguments: list[str]) -> list[str]:
+    """The arguments without anybody's paths."""
+    return ["DIR" if "/" in argument else argument for argument in arguments]
 
 
 def _cpu_name() -> str:

@@ -38,7 +38,7 @@ SHAPES = {
             "sliding_window": 128,
             "tie_word_embeddings": False,
         },
-        "its own, recorded: ../shared/traces/gpt-oss-20b.npz",
+        "its own, recorded: the public trace of gpt-oss-20b",
     ),
     "qwen3-30b-a3b": Shape(
         "qwen3-30b-a3b",

@@ -184,7 +184,7 @@ def _catalog(found: Survey) -> Catalog:
 def _plan(found: Survey, folder: Path, model: str) -> PackPlan:
     layers = zip(found.sites or [], _catalog(found).layers, strict=True)
     meta = {
-        "model": str(folder) if Path(model).exists() else model,
+        "model": folder.resolve().name if Path(model).exists() else model,
         "dtype": dtype_name(found.dtypes),
         "fingerprint": fingerprint([*found.files, *_catalog(found).files], folder),
     }
