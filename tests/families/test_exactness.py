@@ -37,6 +37,15 @@ def test_a_family_computes_what_stock_computes(name: str, memory: str, tmp_path:
     assert verdict.misses > 0
 
 
+def test_a_missing_accelerate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hotset.models import quantised
+
+    save_fp8(tmp_path)
+    monkeypatch.setattr(quantised, "find_spec", lambda _: None)
+    with pytest.raises(ModelError, match="pip install accelerate"):
+        hotset.load(str(tmp_path), memory="50%")
+
+
 @pytest.mark.parametrize("save", [save_fp8, save_mxfp4])
 def test_quantised_experts_are_dequantised_as_stock_does(save, tmp_path: Path) -> None:
     save(tmp_path)

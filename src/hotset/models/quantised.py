@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from hotset.errors import ModelError
@@ -25,6 +26,8 @@ def dequantising(model: str, options: dict[str, Any]) -> tuple[dict[str, Any], l
             f"this checkpoint is quantised by {method}, which hotset cannot take apart by expert: use the original "
             "weights, or a checkpoint in FP8 or MXFP4"
         )
+    if find_spec("accelerate") is None:
+        raise ModelError(f"transformers needs accelerate to read {method} weights: pip install accelerate")
     note = f"the checkpoint's {method} weights are dequantised as they are loaded; hotset pack does it once for all"
     return {"quantization_config": getattr(transformers, _CONFIGS[method])(dequantize=True)}, [note]
 
