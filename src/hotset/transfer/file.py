@@ -8,11 +8,16 @@ import mmap
 import os
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from hotset.errors import StoreError
+from hotset.store.catalog import Bytes
 from hotset.store.layout import PAGE_BYTES, round_up
 
+HUGE_BYTES = 2 << 20
 RETRIES = 3
 RETRY_PAUSE_S = 0.02
 _PASSING = {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ETIMEDOUT, errno.ENOMEM}
@@ -22,6 +27,17 @@ _preadv = os.preadv  # tests replace it to inject faults
 def aligned_buffer(size_bytes: int) -> mmap.mmap:
     """Fresh memory that begins on a page, as direct reads demand."""
     return mmap.mmap(-1, round_up(max(size_bytes, 1), PAGE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def huge_buffer(size_bytes: int) -> Bytes:
+    """Fresh memory in huge pages where the system has them: a direct read locks every page, and few are soon locked."""
+    size = round_up(max(size_bytes, 1), HUGE_BYTES)
+    block = mmap.mmap(-1, size + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(AttributeError, OSError, ValueError):  # a help, not a need
+        block.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(block, np.uint8)
+    start = -memory.ctypes.data % HUGE_BYTES
+    return memory[start : start + size]
 
 
 class StoreFile:

@@ -17,7 +17,7 @@ from hotset.store import Catalog, LayerSource, Segment
 from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of
 from hotset.store.layout import PAGE_BYTES
-from hotset.transfer.file import StoreFile, aligned_buffer
+from hotset.transfer.file import StoreFile, huge_buffer
 from hotset.transfer.flight import Flight
 from hotset.transfer.spans import CHUNK_BYTES, Span, chunks
 
@@ -135,13 +135,13 @@ class Scratch:
         """Aligned room for a direct read that covers so many bytes."""
         size = -(-needed_bytes // PAGE_BYTES) * PAGE_BYTES
         if len(self._window) < size:
-            self._window = np.frombuffer(aligned_buffer(size), np.uint8)
+            self._window = huge_buffer(size)
         return self._window[:size]
 
     def raw(self, needed_bytes: int) -> Bytes:
         """Room for the undecoded bytes of an expert."""
         if len(self._raw) < needed_bytes:
-            self._raw = np.frombuffer(aligned_buffer(needed_bytes), np.uint8)
+            self._raw = huge_buffer(needed_bytes)
         return self._raw[:needed_bytes]
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from hotset.store.catalog import Segment
 from hotset.store.layout import PAGE_BYTES
 
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = (2 << 20) - 2 * PAGE_BYTES
+"""With the pages at its ends that are not asked for, a read fills one huge page at most."""
 
 
 class Run(NamedTuple):
