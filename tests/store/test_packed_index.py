@@ -95,8 +95,9 @@ def test_a_hand_edited_index_is_refused_even_if_it_makes_sense(pack: Path) -> No
 
 def test_spacing_and_order_do_not_matter(pack: Path) -> None:
     document = json.loads((pack / INDEX_FILE).read_text())
+    before = open_packed(pack)
     (pack / INDEX_FILE).write_text(json.dumps(document, sort_keys=True))
-    open_packed(pack)
+    assert open_packed(pack).layers == before.layers
 
 
 def test_every_truncation_of_the_index_is_refused(pack: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hotset.cache.plan import SlotPlan
 from hotset.errors import BudgetError, ModelError
 from hotset.models.budget import AUTO
 from hotset.models.choose import Chooser, Settings
@@ -168,5 +169,8 @@ def _unwritten(sites: Sequence[Site], layouts: Sequence[SlotLayout]) -> Catalog:
     return Catalog((), tuple(layers))
 
 
-def _planned(chooser: Chooser) -> Any:
+def _planned(chooser: Chooser) -> SlotPlan:
+    """The plan of a chooser that was asked."""
+    if chooser.plan is None:
+        raise ModelError("no slots were planned for this model")
     return chooser.plan

@@ -13,8 +13,6 @@ from hotset.shape import ModelShape
 from hotset.trace.event import Phase
 from hotset.trace.trace import NONE, Labels, Trace
 
-WIDEST = np.iinfo(np.int16).max
-
 
 @dataclass
 class Block:
@@ -54,9 +52,13 @@ class Recorder:
             block = self._begin(len(index), request, phase, ids)
         self._pass = number
         block.seen.add(layer)
-        width = min(index.shape[1], self.shape.top_k)
-        block.experts[:, layer, :width] = np.where(index < self.shape.experts, index, NONE)[:, :width]
-        block.weights[:, layer, :width] = weights[:, :width]
+        width = index.shape[1]
+        if width > self.shape.top_k:
+            raise TraceError(
+                f"layer {layer} routes to {width} experts, and the model is taken to use {self.shape.top_k}"
+            )
+        block.experts[:, layer, :width] = np.where(index < self.shape.experts, index, NONE)
+        block.weights[:, layer, :width] = weights
 
     def _begin(
         self, tokens: int, request: npt.NDArray[np.int32], phase: Phase, ids: npt.NDArray[np.int32] | None
