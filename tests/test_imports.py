@@ -26,6 +26,7 @@ ALLOWED = {
     "policies": {"trace", "shape", "errors"},
     "cache": {"policies", "trace", "shape", "errors"},
     "sim": {"cache", "policies", "trace", "shape", "errors"},
+    "profile": {"trace", "shape", "files", "errors"},
     "store": {"files", "errors"},
     "transfer": {"store", "errors"},
     "runtime": {"transfer", "store", "cache", "policies", "trace", "shape", "errors"},

@@ -25,3 +25,7 @@ class StoreError(HotsetError):
 
 class ModelError(HotsetError):
     """A model that hotset cannot run, or not in this way."""
+
+
+class ProfileError(HotsetError):
+    """A profile that is damaged, or of another model."""
