@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hotset.errors import ProfileError
-from hotset.profile.profile import Grid, Profile
+from hotset.profile.profile import Profile, State
+from hotset.profile.statistics import Counts, Grid
 
 
 def merge(profiles: Sequence[Profile], weights: Sequence[float] | None = None) -> Profile:
-    """One profile of several workloads; what a policy learnt cannot be added up and is left out.
+    """One profile of several workloads: counts add up by weight, and so does what a policy learnt, where all have it.
 
-    Merging is associative up to rounding as long as the weights are those of the parts: counts simply add.
+    Everything is a sum, or a mean by the mass of the counts, so merging is associative up to rounding. Who was
+    resident, and when there were hits, is of one run and not merged.
     """
     if not profiles:
         raise ProfileError("name at least one profile to merge")
@@ -24,15 +27,46 @@ def merge(profiles: Sequence[Profile], weights: Sequence[float] | None = None) -
     first = profiles[0]
     for other in profiles[1:]:
         other.check(first.shape, first.fingerprint)
-    return replace(
-        first,
-        uses=np.sum([share * profile.uses for share, profile in zip(shares, profiles, strict=True)], axis=0),
+    policy, learnt = _merged_learning(profiles, shares)
+    return Profile(
+        shape=first.shape,
+        fingerprint=first.fingerprint,
+        uses=_sum([profile.uses for profile in profiles], shares),
         tokens=np.sum([profile.tokens for profile in profiles], axis=0),
         created=min(profile.created for profile in profiles),
         updated=max(profile.updated for profile in profiles),
-        policy="",
-        learnt={},
+        policy=policy,
+        learnt=learnt,
+        hits=_total([profile.hits for profile in profiles]),
+        misses=_total([profile.misses for profile in profiles]),
     )
+
+
+def _merged_learning(profiles: Sequence[Profile], shares: Sequence[float]) -> tuple[str, State]:
+    """What the policy learnt in all of them; nothing where the policies differ."""
+    first = profiles[0]
+    layouts = {tuple((name, p.learnt[name].shape) for name in sorted(p.learnt)) for p in profiles}
+    if len({profile.policy for profile in profiles}) > 1 or len(layouts) > 1 or not first.learnt:
+        return "", {}
+    masses = [share * float(profile.uses.sum()) for share, profile in zip(shares, profiles, strict=True)]
+    total = sum(masses)
+    parts = [mass / total for mass in masses] if total > 0 else [1 / len(masses)] * len(masses)
+    learnt: State = {}
+    for name, array in first.learnt.items():
+        arrays = [profile.learnt[name] for profile in profiles]
+        learnt[name] = _sum(arrays, shares if name.startswith("sum.") else parts).astype(array.dtype)
+    return first.policy, learnt
+
+
+def _sum(arrays: Sequence[npt.NDArray[Any]], shares: Sequence[float]) -> npt.NDArray[Any]:
+    total: npt.NDArray[Any] = np.sum([share * array for share, array in zip(shares, arrays, strict=True)], axis=0)
+    return total
+
+
+def _total(counts: Sequence[Counts | None]) -> Counts | None:
+    """Counts added up, where anybody has them."""
+    known = [array for array in counts if array is not None]
+    return np.sum(known, axis=0) if known else None
 
 
 def cosine(some: Profile, other: Profile) -> Grid:

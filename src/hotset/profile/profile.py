@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.errors import ProfileError
+from hotset.profile.statistics import NEVER, Counts, Grid, History, Statistics
 from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Phase
 
-Grid = npt.NDArray[np.float64]
 State = dict[str, npt.NDArray[Any]]
+RESIDENT, PINNED = 1, 2
+"""What a seat says of an expert, bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +42,61 @@ class Profile:
     shape: ModelShape
     fingerprint: Fingerprint
     uses: Grid  # [phases, layers, experts]: decayed counts of tokens that used an expert
-    tokens: npt.NDArray[np.int64]  # [phases], all tokens ever seen
-    created: str  # dates as 2026-11-15
+    tokens: Counts  # [phases], all tokens ever seen
+    created: str  # times as 2026-11-15T09:30:00Z
     updated: str
     policy: str = ""
-    learnt: State = field(default_factory=dict)  # the policy's state by name
+    learnt: State = field(default_factory=dict)  # of the policy; merged by "sum." or "mean.", as each name begins
+    hits: Counts | None = None  # [phases, layers, experts], all ever counted
+    misses: Counts | None = None
+    seats: npt.NDArray[np.uint8] | None = None  # [layers, experts]: who was resident or pinned when it was saved
+    history: History = field(default_factory=History.empty)
     meta: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        wanted = (len(Phase), self.shape.layers, self.shape.experts)
+        grid = (self.shape.layers, self.shape.experts)
+        wanted = (len(Phase), *grid)
         if self.uses.shape != wanted:
             raise ProfileError(f"the counts have shape {self.uses.shape}, not {wanted}")
         if self.tokens.shape != (len(Phase),) or (self.tokens < 0).any():
             raise ProfileError("the numbers of tokens must be one per phase, and not negative")
         if not np.isfinite(self.uses).all() or (self.uses < 0).any():
             raise ProfileError("a count is negative or no number: the file was edited, or is damaged")
+        for counts in (self.hits, self.misses):
+            if counts is not None and (counts.shape != wanted or (counts < 0).any()):
+                raise ProfileError(f"hits and misses must be counts of shape {wanted}")
+        if self.seats is not None and self.seats.shape != grid:
+            raise ProfileError(f"the seats have shape {self.seats.shape}, not {grid}")
 
     def hotness(self) -> Grid:
-        """How likely each expert is used by a token, as far as the counts tell: [layers, experts]; decode counts most."""
+        """The chance that a token uses each expert, as far as counts tell: [layers, experts]; decode counts most."""
         decode, prefill = self.uses[Phase.DECODE], self.uses[Phase.PREFILL]
         total = decode + (prefill if not decode.any() else 0.1 * prefill)
         mass = total.sum(axis=1, keepdims=True)
         share: Grid = np.divide(total, mass, out=np.zeros_like(total), where=mass > 0)
         return share * self.shape.top_k
+
+    def statistics(self) -> Statistics:
+        """The same as grids for tables and plots; what a profile does not keep is zero, and ages are unknown."""
+        nothing = np.zeros_like(self.uses, np.int64)
+        misses = nothing if self.misses is None else self.misses
+        seats = np.zeros(self.uses.shape[1:], np.uint8) if self.seats is None else self.seats
+        loads = misses.sum(axis=0)
+        return Statistics(
+            shape=self.shape,
+            uses=self.uses,
+            hits=nothing if self.hits is None else self.hits,
+            misses=misses,
+            tokens=self.tokens,
+            loads=loads,
+            loaded_bytes=loads * (self.shape.expert_bytes or 0),
+            rate=self.hotness(),
+            window=np.zeros_like(loads),
+            age=np.full_like(loads, NEVER),
+            resident=(seats & RESIDENT) > 0,
+            pinned=(seats & PINNED) > 0,
+            history=self.history,
+        )
 
     def top(self, layer: int, count: int) -> list[tuple[ExpertKey, float]]:
         """The hottest experts of a layer, hottest first."""
