@@ -12,6 +12,7 @@ from hotset.cache.counters import Counters
 from hotset.cache.kernel import kernels_of
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.cache.table import FOREVER, make_table
+from hotset.cache.usage import make_usage
 from hotset.errors import BudgetError, HotsetError
 from hotset.policies import Admit, Grid, Policy, restore_state, save_state
 from hotset.shape import ExpertKey
@@ -51,7 +52,10 @@ class Controller:
         self.prefill = prefill
         self.state = policy.start(plan.shape)
         self.table = make_table(plan, floors=policy.admission is not Admit.LATE)
+        self.usage = make_usage(plan.shape)
+        self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
         self._kernels = kernels_of(type(policy))
+        self._nobody = np.zeros(0, np.int32)
         self._ones = np.ones(plan.shape.experts, np.int32)
 
     def serve(self, event: Event) -> Served:
@@ -81,7 +85,9 @@ class Controller:
         if counts is None:
             counts = self._ones[: len(experts)]
         admit = self.policy.admission if phase == Phase.DECODE else self.prefill
-        return self._kernels.serve(self.table, self.state, layer, experts, counts, tokens, int(phase), int(admit))
+        return self._kernels.serve(
+            self.table, self.state, self.usage, layer, experts, counts, tokens, int(phase), int(admit)
+        )
 
     def replay(self, events: EventTable, *, log: bool = False) -> Replayed:
         """Serve all events in order in compiled code; the counters are those of these events alone."""
@@ -119,19 +125,42 @@ class Controller:
             slot = int(self.table.slot_of[layer, expert])
             if slot < 0:
                 continue
-            group = int(self.table.group_of[layer])
             self.table.slot_of[layer, expert] = -1
-            self.table.layer_in[slot] = self.table.expert_in[slot] = -1
             self.table.resident[layer] -= 1
-            self.table.free[self.table.bounds[group] + self.table.num_free[group]] = slot
-            self.table.num_free[group] += 1
+            self.vacate(layer, slot)
+
+    def vacate(self, layer: int, slot: int) -> None:
+        """Put a slot that nobody sits in back among the empty ones."""
+        group = int(self.table.group_of[layer])
+        self.table.layer_in[slot] = self.table.expert_in[slot] = -1
+        self.table.free[self.table.bounds[group] + self.table.num_free[group]] = slot
+        self.table.num_free[group] += 1
+
+    def weakest(self, layer: int) -> int | None:
+        """The slot that the next newcomer of a layer without empty slots would take; None if nobody may leave."""
+        slot = self._kernels.victim(self.table, self.state, layer, self._nobody, self._nobody)
+        return None if slot < 0 else int(slot)
+
+    def teach(self, rates: Grid, tokens: int) -> None:
+        """Let the policy start as if a prompt of so many tokens had used the experts at these rates."""
+        hottest_last = np.argsort(np.argsort(rates, axis=1, kind="stable"), axis=1)
+        fresh = self.table.last == 0  # among equals the hotter counts as used later, which is all that recency can know
+        self.table.last[fresh] = (hottest_last - rates.shape[1])[fresh]
+        for layer, row in enumerate(rates):
+            experts = np.flatnonzero(row > 0).astype(np.int32)
+            if len(experts) and tokens:
+                self._kernels.teach(self.table, self.state, layer, experts, row[experts] * tokens, tokens)
+
+    def adopt(self, other: Controller) -> None:
+        """Exchange policies, with all that they learnt, with another cache of the same plan; who is resident stays."""
+        for name in ("policy", "state", "_kernels"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, theirs)
+            setattr(other, name, mine)
 
     def pin(self, keys: Iterable[ExpertKey]) -> None:
         """Keep these experts for good, taking empty slots for those not resident; refused whole if one finds none."""
-        grid = np.zeros((self.plan.shape.layers, self.plan.shape.experts))
-        for key in keys:
-            grid[self._known(key)] = 1.0
-        self._check_pins(grid)
+        grid = self.check_pins(keys)
         homeless = self._per_group((grid > 0) & (self.table.slot_of < 0)) - self.table.num_free
         if (homeless > 0).any():
             raise BudgetError(
@@ -170,8 +199,11 @@ class Controller:
             )
         return ExpertKey(layer, expert)
 
-    def _check_pins(self, grid: Grid) -> None:
-        """Refuse pins that leave a layer, or the pool, without room for one event."""
+    def check_pins(self, keys: Iterable[ExpertKey]) -> Grid:
+        """Refuse pins that leave a layer, or the pool, without room for one event; returns them as a grid."""
+        grid = np.zeros((self.plan.shape.layers, self.plan.shape.experts))
+        for key in keys:
+            grid[self._known(key)] = 1.0
         pinned = self._per_group((self.table.last == FOREVER) | (grid > 0))
         room = np.diff(self.table.bounds) - self.plan.shape.top_k
         if (pinned > np.maximum(room, 0)).any():
@@ -181,6 +213,7 @@ class Controller:
                 f"{pinned[group]} pins starve {where}: of its {room[group] + self.plan.shape.top_k} slots, "
                 f"{self.plan.shape.top_k} must stay free for the running event; pin at most {max(room[group], 0)}"
             )
+        return grid
 
     def _count_pins(self) -> None:
         self.table.num_pinned[:] = self._per_group(self.table.last == FOREVER)

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotset.cache import counters, table
+from hotset.cache import counters, table, usage
 from hotset.cache.counters import Count
 from hotset.cache.table import FOREVER, Table
+from hotset.cache.usage import Usage, track
 from hotset.policies import base
 from hotset.policies.base import Admit, Ask, Policy, compiled, compiled_entry
 
@@ -37,6 +38,8 @@ class Kernels(NamedTuple):
 
     serve: Callable[..., int]
     replay: Callable[..., int]
+    teach: Callable[..., None]
+    victim: Callable[..., int]
     fill: Callable[..., int]
 
 
@@ -65,11 +68,16 @@ def seats_are_scarce(table: Table, ask: Ask, admit: int, missing: int) -> bool:
     return bool(admit != ALWAYS or len(table.bounds) == 2 or len(ask.experts) > movable)
 
 
+def value_of(table: Table, state: Any, ask: Ask, layer: int, expert: int) -> Any:
+    """The policy's score, or what shields the expert if that is more."""
+    return max(score(state, table, ask, layer, expert), table.shield[layer, expert])
+
+
 def rank_missing(table: Table, state: Any, ask: Ask, missing: int) -> None:
     """Put the most valuable first; equals keep their order."""
     for i in range(missing):
         expert = table.loads[i, 0]
-        value = score(state, table, ask, ask.layer, expert)
+        value = value_of(table, state, ask, ask.layer, expert)
         at = i
         while at > 0 and table.worth[at - 1] < value:
             table.worth[at] = table.worth[at - 1]
@@ -99,7 +107,7 @@ def weakest_of_layer(table: Table, state: Any, ask: Ask, bar: int) -> int:
         expert = table.expert_in[slot]
         age = table.last[layer, np.uintp(expert)]
         turn = age * experts + expert  # who goes first among equals: the older, then the lower
-        value = score(state, table, ask, layer, expert)
+        value = value_of(table, state, ask, layer, expert)
         weaker = (age < bar) & ((value < lowest) | ((value == lowest) & (turn < first)))
         found = slot if weaker else found
         lowest = value if weaker else lowest
@@ -113,7 +121,7 @@ def weakest_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
     found, lowest, first = -1, np.inf, FOREVER
     for slot in range(table.bounds[1]):
         layer, expert = table.layer_in[slot], table.expert_in[slot]
-        value = score(state, table, ask, layer, expert)
+        value = value_of(table, state, ask, layer, expert)
         if value > lowest:
             continue
         age = table.last[layer, expert]
@@ -155,8 +163,8 @@ def replace_weakest(table: Table, state: Any, ask: Ask, admit: int, row: int, mi
             return row
         layer, expert = table.layer_in[slot], table.expert_in[slot]
         if admit != ALWAYS:
-            newcomer = score(state, table, ask, ask.layer, table.loads[row, 0])
-            resident = score(state, table, ask, layer, expert)
+            newcomer = value_of(table, state, ask, ask.layer, table.loads[row, 0])
+            resident = value_of(table, state, ask, layer, expert)
             if newcomer < resident or (admit == LATE and newcomer == resident):
                 return row
         table.slot_of[layer, expert] = -1
@@ -192,10 +200,23 @@ def serve(table: Table, state: Any, ask: Ask, admit: int) -> int:
 
 
 def serve_one(
-    table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, admit: int
+    table: Table, state: Any, usage: Usage, layer: int, experts: Any, counts: Any, tokens: int, phase: int, admit: int
 ) -> int:
-    """Serve one event given by its parts: the engine's way in."""
-    return serve(table, state, Ask(layer, experts, counts, tokens, phase, table.clock[0] + 1), admit)
+    """Serve one event given by its parts and take it into the statistics: the engine's way in."""
+    ask = Ask(layer, experts, counts, tokens, phase, table.clock[0] + 1)
+    missing = serve(table, state, ask, admit)
+    track(usage, ask, table.loads, missing)
+    return missing
+
+
+def teach(table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int) -> None:
+    """Let the policy learn of a past that was not served here, as of a prompt of so many tokens."""
+    observe(state, table, Ask(layer, experts, counts, tokens, 0, table.clock[0]))
+
+
+def victim(table: Table, state: Any, layer: int, experts: Any, counts: Any) -> int:
+    """The slot that a layer's next newcomer would take if no slot is empty, or -1; experts and counts are empty."""
+    return weakest(table, state, Ask(layer, experts, counts, 1, 1, table.clock[0] + 1), False)
 
 
 def replay(
@@ -237,10 +258,11 @@ def fill(table: Table, layers: Any, experts: Any) -> int:
 
 
 _MADE: dict[type[Policy], Kernels] = {}
-_ENTRIES = (serve_one, replay, fill)
+_ENTRIES = (serve_one, replay, teach, victim, fill)
 _TEMPLATES = (
     look_up,
     seats_are_scarce,
+    value_of,
     rank_missing,
     weakest_of_layer,
     weakest_of_pool,
@@ -251,6 +273,8 @@ _TEMPLATES = (
     serve,
     serve_one,
     replay,
+    teach,
+    victim,
 )
 
 
@@ -267,7 +291,8 @@ def _make(policy: type[Policy]) -> Kernels:
     tag = f"{policy.name}_{_digest(Path(inspect.getfile(policy)))}"
     for template in _TEMPLATES:
         space[template.__name__] = _compile(template, space, tag)
-    return Kernels(space["serve_one"], space["replay"], _compile(fill, space, _digest()))
+    fill_slots = _compile(fill, space, _digest())
+    return Kernels(space["serve_one"], space["replay"], space["teach"], space["victim"], fill_slots)
 
 
 def _compile(template: Callable[..., Any], space: dict[str, Any], tag: str) -> Callable[..., Any]:
@@ -278,5 +303,5 @@ def _compile(template: Callable[..., Any], space: dict[str, Any], tag: str) -> C
 
 def _digest(*more: Path) -> str:
     """A short hash of all source that ends up in the machine code."""
-    sources = [Path(module.__file__ or "") for module in (table, counters, base)] + [Path(__file__), *more]
+    sources = [Path(module.__file__ or "") for module in (table, counters, usage, base)] + [Path(__file__), *more]
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]

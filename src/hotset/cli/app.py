@@ -13,8 +13,10 @@ from hotset.cli.chat import chat
 from hotset.cli.doctor import doctor
 from hotset.cli.output import JsonFlag, emit
 from hotset.cli.pack import pack
+from hotset.cli.profile import app as profile_app
 from hotset.cli.run import run
 from hotset.cli.simulate import simulate
+from hotset.cli.stats import stats
 from hotset.cli.trace import app as trace_app
 from hotset.errors import HotsetError
 
@@ -32,6 +34,8 @@ app.command(name="pack", rich_help_panel="Run a model")(pack)
 app.command(name="doctor", rich_help_panel="Run a model")(doctor)
 app.command(name="simulate", rich_help_panel="Decide")(simulate)
 app.add_typer(trace_app, name="trace", rich_help_panel="Understand a workload")
+app.add_typer(profile_app, name="profile", rich_help_panel="Understand a workload")
+app.command(name="stats", rich_help_panel="Understand a workload")(stats)
 
 
 @app.command(name="version", rich_help_panel="About")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hotset.cache.learning import PRIOR_TOKENS
 from hotset.cache.plan import SlotPlan
 from hotset.errors import BudgetError, ModelError
 from hotset.models.budget import AUTO
@@ -18,6 +19,7 @@ from hotset.models.choose import Chooser, Settings
 from hotset.models.connect import connect, watch
 from hotset.models.handle import Handle
 from hotset.models.lean import remember_shapes
+from hotset.models.learning import LEARN_EVERY_S, Learning, begin
 from hotset.models.shell import strip
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
@@ -41,6 +43,13 @@ def attach(
     scope: str = "layer",
     staging: int | None = None,
     threads: int = 0,
+    profile: str | None = None,
+    learn: str | None = None,
+    learn_every_s: float = LEARN_EVERY_S,
+    prior_tokens: int = PRIOR_TOKENS,
+    allow_foreign: bool = False,
+    pin: str | None = None,
+    warm_pin: int | str = 0,
     spill: str | Path | None = None,
 ) -> Any:
     """Keep only a budget's worth of a loaded model's experts in memory; returns the model.
@@ -50,7 +59,16 @@ def attach(
     if isinstance(getattr(model, "hotset", None), Handle):
         raise ModelError("hotset is attached to this model already: hotset.detach(model) first")
     device = str(next(model.parameters()).device)
-    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads)
+    learning = Learning(
+        profile=profile,
+        learn=learn,
+        learn_every_s=learn_every_s,
+        prior_tokens=prior_tokens,
+        allow_foreign=allow_foreign,
+        pin=pin,
+        warm_pin=warm_pin,
+    )
+    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads, learning)
     sites = find_sites(model)
     try:
         return _attach(model, sites, settings, spill)
@@ -62,12 +80,18 @@ def attach(
 def _attach(model: Any, sites: list[Site], settings: Settings, spill: str | Path | None) -> Any:
     remember_shapes(model, {name for site in sites for name in site.parameters()})
     layouts = [layout_of(model, site) for site in sites]
+    known = settings.learning.read()
     chooser = Chooser(settings)
     if chooser(model, sites, _unwritten(sites, layouts)):
         handle = watch(model, sites, _planned(chooser), settings)
     else:
         handle = _take_out(model, sites, layouts, chooser, spill)
     handle.remark(*chooser.notes)
+    try:
+        begin(handle, settings.learning, known)
+    except BaseException:
+        detach(model)  # the only copy of the experts is ours now
+        raise
     return model
 
 

@@ -10,6 +10,7 @@ import torch
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError, HotsetError
 from hotset.models.budget import AUTO, free_bytes_for_experts, plan_slots, shape_of
+from hotset.models.learning import Learning
 from hotset.models.site import Site
 from hotset.policies import Policy, parse
 from hotset.runtime.machine import available_memory_bytes
@@ -33,8 +34,12 @@ class Settings:
     scope: str = "layer"
     staging: int | None = None
     threads: int = 0
+    learning: Learning = field(default_factory=Learning)
+    switch: bool = False  # between the policy and lru, whichever does better
 
     def __post_init__(self) -> None:
+        if self.policy == AUTO:
+            self.policy, self.switch = "blend", True
         for name in (self.policy, self.host_policy):
             _live(name)
         if self.scope not in tuple(Scope):

@@ -9,6 +9,7 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
+from hotset.cache.supervisor import Supervisor
 from hotset.errors import ModelError
 from hotset.models.choose import Settings, host_plan
 from hotset.models.handle import Handle
@@ -26,6 +27,12 @@ def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, set
     """Serve the experts of a model from slots."""
     engine = make_engine(catalog, sites, plan, settings)
     handle = connect_engine(model, sites, engine)
+    engine.supervisor = Supervisor(
+        engine.controller,
+        handle.remark,
+        switch=settings.switch,
+        warm_pin_tokens=settings.learning.warm_pin_tokens,
+    )
     if engine.kind == "cuda" and not getattr(engine, "pinned", True):
         handle.remark("the system refused to lock the RAM tier's memory, so copies are slower: raise ulimit -l")
     return handle

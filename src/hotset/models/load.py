@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from hotset.cache.learning import PRIOR_TOKENS
 from hotset.errors import ModelError
 from hotset.models.budget import AUTO
 from hotset.models.choose import Chooser, Settings
 from hotset.models.connect import connect, watch
 from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.learning import LEARN_EVERY_S, Learning, begin_or_close
 from hotset.models.quantised import dequantising
 from hotset.shape import Budget
 
@@ -24,17 +26,35 @@ def load(
     scope: str = "layer",
     staging: int | None = None,
     threads: int = 0,
+    profile: str | None = None,
+    learn: str | None = None,
+    learn_every_s: float = LEARN_EVERY_S,
+    prior_tokens: int = PRIOR_TOKENS,
+    allow_foreign: bool = False,
+    pin: str | None = None,
+    warm_pin: int | str = 0,
     auto_class: Any = None,
     **options: Any,
 ) -> Any:
     """Load a model so that only a budget's worth of its experts is in memory; returns the transformers model.
 
     `model` is a folder or a hub id; `memory` is a size ("8GiB"), a share of the experts ("25%"), a number of slots or
-    "auto"; `options` go to `from_pretrained`.
+    "auto". `profile` names what to start warm from, `learn` what to write down what is learnt in, `pin` a share of the
+    slots to keep for the hottest. `options` go to `from_pretrained`.
     """
     from transformers import AutoModelForCausalLM
 
-    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads)
+    learning = Learning(
+        profile=profile,
+        learn=learn,
+        learn_every_s=learn_every_s,
+        prior_tokens=prior_tokens,
+        allow_foreign=allow_foreign,
+        pin=pin,
+        warm_pin=warm_pin,
+    )
+    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads, learning)
+    known = learning.read()
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)
     extra, notes = dequantising(str(model), options)
@@ -50,4 +70,5 @@ def load(
         handle = connect(loaded, lean.sites, lean.catalog, chooser.plan, settings)
         handle.shells = lean.shells
     handle.remark(*notes, *chooser.notes)
+    begin_or_close(handle, learning, known)
     return loaded

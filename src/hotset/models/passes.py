@@ -24,6 +24,7 @@ class PassWatcher:
         self._batch = 0
         self._began_s = 0.0
         self._depth = 0  # an encoder may run inside its model or alone
+        self.before_pass: Callable[[Pass], None] = lambda _: None
 
     def attach(self, model: torch.nn.Module) -> Callable[[], None]:
         """Watch a model; returns what ends it."""
@@ -53,7 +54,9 @@ class PassWatcher:
             self.requests += self._batch
             self._batch = batch
         self.passes += 1
-        self.engine.begin(Pass(self.passes, batch, length, phase, self.requests, self._ids(tokens)))
+        run = Pass(self.passes, batch, length, phase, self.requests, self._ids(tokens))
+        self.before_pass(run)
+        self.engine.begin(run)
         self._began_s = time.perf_counter()
 
     def _ids(self, tokens: torch.Tensor | None) -> Any:

@@ -77,6 +77,7 @@ class Policy:
     observe: ClassVar[Callable[..., Any]]
     score: ClassVar[Callable[..., Any]]
     offline: ClassVar[bool] = False  # needs the future
+    carries: ClassVar[dict[str, str]] = {}  # what of the state goes into a profile: its name, and "sum" or "mean"
     admit: str = "always"
 
     def __post_init__(self) -> None:
@@ -100,6 +101,10 @@ class Policy:
     def foresees(self, state: Any, experts: int) -> bool:  # noqa: ARG002 - for policies that need the future
         """Whether the next event, of so many experts, can be served; policies of the present always can."""
         return True
+
+    def shield(self, state: Any, table: Any, chosen: npt.NDArray[np.bool_]) -> None:  # noqa: ARG002 - some keep it
+        """Let these experts leave only when no others may, and all others as before."""
+        table.shield[...] = np.where(chosen, np.inf, -np.inf)
 
     @property
     def admission(self) -> Admit:

@@ -218,6 +218,12 @@ class Blend(Policy):
     name: ClassVar[str] = "blend"
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
+    carries: ClassVar[dict[str, str]] = {
+        "shared": "mean",
+        "own": "mean",
+        "follows": "sum",
+        "followed": "sum",
+    }
     admit: str = "score"
     transitions: str = "auto"
 

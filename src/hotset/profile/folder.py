@@ -15,19 +15,46 @@ _NAME = re.compile(r"[\w][\w.+-]{0,99}")
 def folder() -> Path:
     """The folder of named profiles, by the XDG rules."""
     home = os.environ.get("XDG_DATA_HOME", "")
-    base = Path(home) if home and Path(home).is_absolute() else Path.home() / ".local" / "share"
+    base = Path(home) if home and Path(home).is_absolute() else _expanded(Path("~/.local/share"))
     return base / "hotset" / "profiles"
 
 
 def locate(name: str) -> Path:
     """The file of a profile: a path if it looks like one, else a name in the folder."""
     if "/" in name or "\\" in name or name.endswith(SUFFIX):
-        return Path(name).expanduser()
+        return _expanded(Path(name))
     if not _NAME.fullmatch(name):
         raise ProfileError(f"{name!r} is no name for a profile: use letters, digits, dots and dashes, or give a path")
     return folder() / f"{name}{SUFFIX}"
 
 
+def make_room(path: Path) -> None:
+    """Create the folder of named profiles, if that is where the path leads."""
+    if path.parent != folder():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProfileError(
+            f"cannot make the folder {path.parent} ({error.strerror or error}): set XDG_DATA_HOME, or give a path"
+        ) from error
+
+
 def known() -> dict[str, Path]:
     """All named profiles."""
-    return {path.name.removesuffix(SUFFIX): path for path in sorted(folder().glob(f"*{SUFFIX}"))}
+    try:
+        names = sorted(name for name in os.listdir(folder()) if name.endswith(SUFFIX))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ProfileError(
+            f"cannot read the folder {folder()} ({error.strerror or error}): set XDG_DATA_HOME to another one"
+        ) from error
+    return {name.removesuffix(SUFFIX): folder() / name for name in names}
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ProfileError(f"{path} is in no home folder that is known: give the path without ~") from None

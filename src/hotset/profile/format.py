@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +19,24 @@ from safetensors.numpy import save_file
 from hotset.errors import HotsetError, ProfileError
 from hotset.files import write_beside
 from hotset.profile.profile import Fingerprint, Profile
-from hotset.profile.statistics import MAX_SPANS, History, Mark
-from hotset.shape import MAX_GRID, ModelShape
+from hotset.profile.statistics import MAX_SPANS, Counts, Grid, History, Mark
+from hotset.shape import ModelShape
 from hotset.trace import Phase
 
 KIND, VERSION = "profile", 1
 LEARNT = "learnt."
 _OPTIONAL = {"hits": ("I64", True), "misses": ("I64", True), "seats": ("U8", False)}
 """Tensors that may be missing: their type, and whether they are counted by phase."""
+_NUMBERS = {"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"}
 MAX_LEARNT_BYTES = 256 << 20
 """More than any policy keeps: a file that claims more is refused before it is read."""
+MAX_LEARNT = 256
+MAX_COUNT = 1 << 40
+"""More tokens than any run sees; up to here no sum over a model overflows."""
+MAX_USES = 1e30
+MAX_HEADER = 4 << 20
+MAX_TEXT = 200
+"""The most letters of a label, and of any text of the header that ends up in a message."""
 
 
 def save_profile(profile: Profile, path: Path) -> None:
@@ -43,15 +56,49 @@ def save_profile(profile: Profile, path: Path) -> None:
 
 def load_profile(path: Path) -> Profile:
     """Read and validate a profile; whatever is wrong with it becomes one clear ProfileError."""
+    with _opened(path) as file:
+        header = _parse_header(file.metadata())
+        version = header.get("version")
+        if type(version) is not int or version != VERSION:
+            raise ProfileError(f"it is not of profile format {VERSION}, which this hotset reads: upgrade hotset")
+        try:
+            return _build(file, header)
+        except HotsetError as error:
+            raise ProfileError(f"{error}: the file was edited, or is damaged; learn or make it again") from None
+
+
+def check_kind(path: Path) -> None:
+    """Raise ProfileError unless the file calls itself a profile, whatever else may be wrong with it."""
+    with _opened(path) as file:
+        _parse_header(file.metadata())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The open file; every fault inside becomes a ProfileError that names it."""
     try:
+        _check_file(path)
         with safe_open(path, framework="numpy") as file:
-            return _build(file, _parse_header(file.metadata()))
+            yield file
     except FileNotFoundError:
-        raise ProfileError(f"no such profile: {path}") from None
-    except (SafetensorError, OSError) as error:
-        raise ProfileError(f"{path} is not a profile, or it is damaged ({error}): learn it again") from error
+        raise ProfileError(f"no such profile: {path}; hotset profile list shows those there are") from None
+    except SafetensorError as error:
+        why = "".join(letter if letter.isprintable() else " " for letter in str(error))
+        raise ProfileError(f"{path} is not a profile, or it is damaged ({why:.200}): learn or make it again") from error
+    except OSError as error:
+        raise ProfileError(f"cannot read {path} ({error.strerror or error}): name a file that you may read") from error
     except HotsetError as error:
         raise ProfileError(f"{path}: {error}") from None
+
+
+def _check_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except ValueError as error:  # a path that no system takes
+        raise ProfileError(f"no path for a file ({error}): name another") from error
+    if not stat.S_ISREG(mode):  # a pipe would wait for ever
+        raise ProfileError("a folder or a device, not a file: name the file of a profile")
+    path.open("rb").close()  # safetensors reports a file that may not be read as one that is missing
 
 
 def _header(profile: Profile) -> dict[str, Any]:
@@ -69,22 +116,29 @@ def _header(profile: Profile) -> dict[str, Any]:
         "created": profile.created,
         "updated": profile.updated,
         "policy": profile.policy,
-        "marks": [[mark.tokens, mark.label] for mark in profile.history.marks],
+        "marks": [[mark.tokens, mark.label[:MAX_TEXT]] for mark in sorted(profile.history.marks, key=_moment)],
         "meta": profile.meta,
     }
 
 
+def _moment(mark: Mark) -> int:
+    return mark.tokens
+
+
 def _parse_header(metadata: dict[str, str] | None) -> dict[str, Any]:
+    text = (metadata or {}).get("hotset", "")
+    if len(text) > MAX_HEADER:
+        raise ProfileError(f"its header is longer than {MAX_HEADER:,} letters: learn or make it again")
     try:
-        header = json.loads((metadata or {})["hotset"])
-        kind, version = header["kind"], header["version"]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise ProfileError('not a hotset profile: its metadata has no valid "hotset" key') from None
-    if kind != KIND:
-        raise ProfileError(f"a hotset {kind!r:.40}, not a profile")
-    if type(version) is not int or version != VERSION:
-        raise ProfileError(f"profile format {version!r:.40}; this hotset reads format {VERSION}: upgrade hotset")
-    return dict(header)
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    kind = header.get("kind") if isinstance(header, dict) else None
+    if kind == "trace":
+        raise ProfileError("a trace, not a profile: hotset profile make TRACE -o NAME turns it into one")
+    if not isinstance(header, dict) or kind != KIND:
+        raise ProfileError("a safetensors file, but not a hotset profile: hotset profile list shows those there are")
+    return header
 
 
 def _build(file: Any, header: dict[str, Any]) -> Profile:
@@ -94,20 +148,26 @@ def _build(file: Any, header: dict[str, Any]) -> Profile:
             raise ProfileError(f"it lacks the tensor {name!r}")
     learnt = sorted(name for name in names if name.startswith(LEARNT))
     if unknown := names - {"tokens", "uses", "history", *_OPTIONAL, *learnt}:
-        raise ProfileError(f"it has a tensor {min(unknown)!r} that format {VERSION} does not know")
+        raise ProfileError(f"it has a tensor {min(unknown)!r:.60} that format {VERSION} does not know")
     shape = _shape(header)
-    _check_stored(file, shape, learnt)
-    optional: dict[str, Any] = {name: file.get_tensor(name) for name in _OPTIONAL if name in names}
+    _check_stored(file, names, shape)
+    _check_learnt(file, learnt)
+    mark = _texts(header.get("fingerprint"), "the fingerprint", ("architecture", "digest"))
+    words = _texts({key: header.get(key) for key in ("created", "updated", "policy")}, "the header")
     return Profile(
         shape=shape,
-        fingerprint=Fingerprint(**_texts(header.get("fingerprint"), "fingerprint", {"architecture", "digest"})),
-        uses=file.get_tensor("uses"),
-        tokens=file.get_tensor("tokens"),
-        history=_history(file, header),
-        learnt={name.removeprefix(LEARNT): file.get_tensor(name) for name in learnt},
-        meta=_texts(header.get("meta", {}), "meta"),
-        **optional,
-        **_texts({key: header.get(key) for key in ("created", "updated", "policy")}, "header"),
+        fingerprint=Fingerprint(mark["architecture"], mark["digest"]),
+        uses=_uses(file),
+        tokens=_counts(file, "tokens"),
+        created=words["created"],
+        updated=words["updated"],
+        policy=words["policy"],
+        learnt={name.removeprefix(LEARNT): _learnt(file, name) for name in learnt},
+        hits=_counts(file, "hits") if "hits" in names else None,
+        misses=_misses(file, shape) if "misses" in names else None,
+        seats=file.get_tensor("seats") if "seats" in names else None,
+        history=History(_spans(file, names), _marks(header)),
+        meta=_meta(header),
     )
 
 
@@ -116,54 +176,105 @@ def _shape(header: dict[str, Any]) -> ModelShape:
     wanted = {"layers", "experts", "top_k", "expert_bytes"}
     if not isinstance(fields, dict) or fields.keys() != wanted:
         raise ProfileError("the header does not state the shape of the model")
-    if not all(type(value) is int or (key == "expert_bytes" and value is None) for key, value in fields.items()):
-        raise ProfileError("the shape of the model in the header must be whole numbers")
+    for key, value in fields.items():
+        if not (type(value) is int and 0 < value < 1 << 60) and not (key == "expert_bytes" and value is None):
+            raise ProfileError("the shape of the model in the header must be positive whole numbers")
     return ModelShape(**fields)
 
 
-def _check_stored(file: Any, shape: ModelShape, learnt: list[str]) -> None:
+def _check_stored(file: Any, names: set[str], shape: ModelShape) -> None:
     """Refuse wrong types and sizes before anything is allocated."""
-    uses, tokens = file.get_slice("uses"), file.get_slice("tokens")
-    if uses.get_dtype() != "F64" or uses.get_shape() != [len(Phase), shape.layers, shape.experts]:
-        raise ProfileError("the counts are not of the shape that the header states")
-    if tokens.get_dtype() != "I64" or tokens.get_shape() != [len(Phase)]:
-        raise ProfileError("the numbers of tokens are not one per phase")
     grid = [shape.layers, shape.experts]
-    for name, (dtype, phases) in _OPTIONAL.items():
-        if name not in file.keys():  # noqa: SIM118 - a safetensors file is no dict
-            continue
+    wanted = {"uses": ("F64", [len(Phase), *grid]), "tokens": ("I64", [len(Phase)])}
+    wanted |= {name: (dtype, [len(Phase), *grid] if phases else grid) for name, (dtype, phases) in _OPTIONAL.items()}
+    for name in wanted.keys() & names:
         stored = file.get_slice(name)
-        if stored.get_dtype() != dtype or stored.get_shape() != ([len(Phase), *grid] if phases else grid):
-            raise ProfileError(f"{name} is not of the shape that the header states")
-    total = 0
-    for name in learnt:
-        size = 8 * int(np.prod(file.get_slice(name).get_shape(), dtype=np.float64))
-        total += size
-        if size > MAX_LEARNT_BYTES or total > MAX_LEARNT_BYTES or len(learnt) > MAX_GRID:
-            raise ProfileError(f"{name} is larger than anything a policy learns")
+        if (stored.get_dtype(), stored.get_shape()) != wanted[name]:
+            raise ProfileError(f"{name} is not of the type and shape that the header states")
 
 
-def _history(file: Any, header: dict[str, Any]) -> History:
+def _check_learnt(file: Any, names: list[str]) -> None:
+    """Refuse what no policy learns, before it is allocated."""
+    if len(names) > MAX_LEARNT:
+        raise ProfileError(f"it has {len(names):,} learnt tensors, and no policy has more than {MAX_LEARNT}")
+    total_bytes = 0
+    for name in names:
+        stored = file.get_slice(name)
+        sides = [max(side, 1) for side in stored.get_shape()]
+        total_bytes += 8 * math.prod(sides)
+        if len(sides) > 8 or total_bytes > MAX_LEARNT_BYTES:
+            raise ProfileError(f"{name!r:.60} is larger than anything a policy learns")
+        if stored.get_dtype() not in _NUMBERS:
+            raise ProfileError(f"{name!r:.60} is stored as {stored.get_dtype()}, and not as plain numbers")
+
+
+def _uses(file: Any) -> Grid:
+    uses: Grid = file.get_tensor("uses")
+    if not ((uses >= 0) & (uses <= MAX_USES)).all():
+        raise ProfileError("a count of uses is negative, far too large or no number")
+    return uses
+
+
+def _counts(file: Any, name: str) -> Counts:
+    counts: Counts = file.get_tensor(name)
+    if ((counts < 0) | (counts > MAX_COUNT)).any():
+        raise ProfileError(f"a count of {name} is negative or far too large")
+    return counts
+
+
+def _misses(file: Any, shape: ModelShape) -> Counts:
+    misses = _counts(file, "misses")
+    if int(misses.sum()) * (shape.expert_bytes or 0) >= 1 << 63:
+        raise ProfileError("the misses would have moved more bytes than any machine does")
+    return misses
+
+
+def _learnt(file: Any, name: str) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = file.get_tensor(name)
+    if np.isnan(array).any():  # infinity has a meaning: an expert that was never used
+        raise ProfileError(f"{name!r:.60} holds something that is no number")
+    return array
+
+
+def _spans(file: Any, names: set[str]) -> Counts:
     """Hits over time, if the file has them."""
-    marks = header.get("marks", [])
-    plain = isinstance(marks, list) and len(marks) <= MAX_SPANS
-    if not plain or not all(isinstance(m, list) and [type(x) for x in m] == [int, str] for m in marks):
-        raise ProfileError("the marks in the header must be pairs of a number of tokens and a name")
-    if "history" not in file.keys():  # noqa: SIM118 - a safetensors file is no dict
-        return History(np.zeros((0, 3), np.int64), tuple(Mark(*mark) for mark in marks))
+    if "history" not in names:
+        return History.empty().spans
     stored = file.get_slice("history")
     rows = stored.get_shape()
     if stored.get_dtype() != "I64" or len(rows) != 2 or rows[1] != 3 or rows[0] > MAX_SPANS:
         raise ProfileError(f"the history is not a table of at most {MAX_SPANS} rows of tokens, hits and misses")
-    spans = file.get_tensor("history")
-    if (spans < 0).any():
-        raise ProfileError("the history has a negative count: the file was edited, or is damaged")
-    return History(spans, tuple(Mark(*mark) for mark in marks))
+    return _counts(file, "history")
 
 
-def _texts(value: Any, what: str, keys: set[str] | None = None) -> dict[str, str]:
+def _marks(header: dict[str, Any]) -> tuple[Mark, ...]:
+    marks = header.get("marks", [])
+    if not isinstance(marks, list) or len(marks) > MAX_SPANS or not all(map(_is_mark, marks)):
+        raise ProfileError(f"the marks must be pairs of a number of tokens and a name of at most {MAX_TEXT} letters")
+    found = tuple(Mark(*mark) for mark in marks)
+    if any(late.tokens < early.tokens for early, late in pairwise(found)):
+        raise ProfileError("the marks are not in the order of their tokens")
+    return found
+
+
+def _is_mark(mark: Any) -> bool:
+    plain = isinstance(mark, list) and [type(part) for part in mark] == [int, str]
+    return plain and 0 <= mark[0] <= MAX_SPANS * MAX_COUNT and len(mark[1]) <= MAX_TEXT
+
+
+def _texts(value: Any, what: str, keys: tuple[str, ...] = ()) -> dict[str, str]:
+    """Short words, safe to print in a message."""
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
         raise ProfileError(f"{what} must map names to text")
-    if keys is not None and value.keys() != keys:
-        raise ProfileError(f"{what} must have {', '.join(sorted(keys))}")
+    if keys and value.keys() != set(keys):
+        raise ProfileError(f"{what} must have {' and '.join(keys)}")
+    if any(len(item) > MAX_TEXT or not item.isprintable() for item in value.values()):
+        raise ProfileError(f"a text of {what} is longer than {MAX_TEXT} letters, or not printable")
     return value
+
+
+def _meta(header: dict[str, Any]) -> dict[str, str]:
+    meta = header.get("meta", {})
+    if not isinstance(meta, dict) or not all(isinstance(item, str) for item in meta.values()):
+        raise ProfileError("meta must map names to text")
+    return meta

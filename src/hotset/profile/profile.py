@@ -15,6 +15,8 @@ from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Phase
 
 State = dict[str, npt.NDArray[Any]]
+UNKNOWN = "unknown"
+"""The architecture of a model that nobody named."""
 RESIDENT, PINNED = 1, 2
 """What a seat says of an expert, bit by bit."""
 
@@ -28,7 +30,10 @@ class Fingerprint:
 
     def refuse(self, other: Fingerprint, *, allow_foreign: bool) -> str | None:
         """Why a profile of this model does not serve the other, if it does not."""
-        if self.architecture != other.architecture:
+        unknown = UNKNOWN in (self.architecture, other.architecture)
+        if self.architecture != other.architecture and not (unknown and allow_foreign):
+            if unknown:
+                return "nobody knows what model it is of: --allow-foreign uses it all the same"
             return f"it is of a {self.architecture} model, and this is a {other.architecture}"
         if self.digest != other.digest and not allow_foreign:
             return "it is of other weights: --allow-foreign uses it all the same, for a fine-tune of the same model"

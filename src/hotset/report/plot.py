@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from hotset.errors import HotsetError
-from hotset.files import write_beside
+from hotset.report.plot_file import check_format, drawing, save_figure
 from hotset.report.plot_labels import fits, label_ends
 from hotset.report.plot_lines import Panel, panel_of
 from hotset.report.plot_panel import draw_panel
-from hotset.report.plot_style import GREY, SETTINGS, looks
+from hotset.report.plot_style import GREY, looks
 from hotset.report.words import plural, printable, setting
 
 if TYPE_CHECKING:
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
     from hotset.shape import ModelShape
     from hotset.sim import LruCurve, Result
 
-# Without a date the same rows give the same bytes.
-_FORMATS: dict[str, dict[str, Any]] = {
-    "png": {"Software": "hotset"},
-    "svg": {"Creator": "hotset", "Date": None},
-    "pdf": {"Creator": "hotset", "CreationDate": None},
-}
 _MOST_COLUMNS = 3
 _LETTERS_PER_INCH = 19  # of the caption
 
@@ -42,38 +35,17 @@ def plot_hit_rates(
 ) -> None:
     """Draw decode hit rates from a cold start against memory; the suffix (.png, .svg, .pdf) decides the format."""
     target = Path(path)
-    kind, matplotlib = _format(target), _matplotlib()
+    check_format(target)
     panels = _panels(result, curves or {}, shapes or {})
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script the font lacks
-        matplotlib.rcdefaults()  # a person's own style must not break the layout
-        matplotlib.rcParams.update(SETTINGS)
-        figure = _figure(panels)
-        with write_beside(target) as scratch:
-            figure.savefig(scratch, format=kind, metadata=_FORMATS[kind])
+    with drawing():
+        save_figure(_figure(panels), target)
 
 
 def check_plot(path: str | Path) -> None:
     """Raise what `plot_hit_rates` would raise for this path, before a long replay instead of after it."""
-    _format(Path(path))
-    _matplotlib()
+    check_format(Path(path))
     if not Path(path).parent.is_dir():
         raise HotsetError(f"cannot write {path}: there is no folder {Path(path).parent}")
-
-
-def _format(path: Path) -> str:
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in _FORMATS:
-        raise HotsetError(f'cannot draw "{path}": the name must end in .png, .svg or .pdf')
-    return kind
-
-
-def _matplotlib() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise HotsetError('plots need matplotlib: pip install "hotset[plot]"') from None
-    return matplotlib
 
 
 def _panels(result: Result, curves: Mapping[str, LruCurve], shapes: Mapping[str, ModelShape]) -> list[Panel]:

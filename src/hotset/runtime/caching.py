@@ -5,16 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.cache.landing import Landing
 from hotset.errors import HotsetError
+from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
+from hotset.runtime.passes import Pass
 from hotset.shape import ExpertKey
 from hotset.store import Catalog, SlotLayout
 from hotset.store.catalog import Bytes
@@ -32,6 +37,8 @@ class CachingEngine(Engine):
         super().__init__(controller)
         self.catalog = catalog
         self.listener: LoadListener | None = None
+        self.landing = Landing(controller)
+        self.warmer: Warmer | None = None
         self._experts = [len(layer.experts) for layer in catalog.layers]
         self._lock = threading.RLock()
         self._broken = False
@@ -74,6 +81,56 @@ class CachingEngine(Engine):
         if self.listener is not None:
             self.listener(layer, loads)
         self.fetch_and_compute(layer, event, loads)
+
+    def end(self, run: Pass, seconds: float) -> None:
+        """Say that a pass is over, and how long it took."""
+        with self._lock:
+            super().end(run, seconds)
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """A context in which no event is served: for whoever looks at the slots, or changes them, in between."""
+        return self._lock
+
+    def controllers(self) -> list[Controller]:
+        """The caches that hold experts, the fastest first."""
+        return [self.controller]
+
+    def warm(self, order: Sequence[ExpertKey], pins: Sequence[ExpertKey] = ()) -> None:
+        """Fill empty slots in the background, in this order, after pinning some; events go on meanwhile."""
+        if self.warmer is not None:
+            self.warmer.stop()
+        with self._lock:
+            self.controller.check_pins(pins)
+        self.warmer = Warmer(self._warming(order, pins))
+
+    def _warming(self, order: Sequence[ExpertKey], pins: Sequence[ExpertKey]) -> Iterator[object]:
+        yield from self._pinning(pins)
+        yield from self.bring_in(order)
+
+    def pin(self, keys: Sequence[ExpertKey]) -> None:
+        """Keep these experts for good; those that are not here are read now, in the place of the weakest."""
+        with self._lock:
+            self.controller.check_pins(keys)
+        for _ in self._pinning(keys):
+            pass
+
+    def _pinning(self, keys: Sequence[ExpertKey]) -> Iterator[object]:
+        step = max(1, BATCH_BYTES // self.catalog.slot_bytes)
+        for at in range(0, len(keys), step):
+            batch = keys[at : at + step]
+            with self._lock:
+                here = [key for key in batch if self.controller.table.slot_of[key] >= 0]
+                self.controller.pin(here)
+            yield from self.bring_in([key for key in batch if key not in here], pin=True)
+
+    @abstractmethod
+    def bring_in(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
+        """Bring experts into empty slots in the background, a batch at every step; pins evict the weakest."""
+
+    @property
+    @abstractmethod
+    def background_bytes(self) -> int:
+        """The bytes that were moved without anybody waiting for them."""
 
     @property
     def layouts(self) -> list[SlotLayout]:

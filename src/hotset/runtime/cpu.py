@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from hotset.cache.controller import Controller
 from hotset.runtime.arena import Arena
+from hotset.runtime.background import BackgroundReader
 from hotset.runtime.caching import CachingEngine, Loads
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.math import ExpertMath, SlotExperts
+from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
 from hotset.transfer import Flight, Readers
@@ -36,6 +38,7 @@ class CpuEngine(CachingEngine):
         self._staging = list(range(plan.cached, plan.cached + plan.staging))
         self._flight = Flight()
         self._arrived: tuple[Loads | None, set[int]] = None, set()
+        self._background = BackgroundReader(self.landing, catalog, self.readers, self._lock)
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
@@ -100,6 +103,15 @@ class CpuEngine(CachingEngine):
         block: Bytes = self.arena.rows()[self._staging[0]]
         return block
 
+    def bring_in(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
+        """Bring experts into empty slots in the background, a batch at every step; pins evict the weakest."""
+        yield from self._background.steps(order, pin=pin)
+
+    @property
+    def background_bytes(self) -> int:
+        """The bytes that were read without anybody waiting for them."""
+        return self._background.read_bytes
+
     def lost(self, loads: Loads) -> list[int]:
         """After a failure: the experts whose slots hold nothing to be trusted."""
         self._flight.abandon()
@@ -116,5 +128,7 @@ class CpuEngine(CachingEngine):
 
     def close(self) -> None:
         """Give back threads, files and memory."""
+        if self.warmer is not None:
+            self.warmer.stop()
         self.readers.close()
         self.layers = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.host import HostTier
 from hotset.runtime.math import ExpertMath, SlotExperts, SlotLinear
 from hotset.runtime.pinned import pin, unpin
+from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
 from hotset.trace import Phase
@@ -75,6 +76,8 @@ class DeviceEngine(CachingEngine):
         self._uploads = torch.empty((UPLOADS, FEW_PAIRS), dtype=torch.int32, pin_memory=device.type == "cuda")
         self._upload = 0
         self._arrived: tuple[Loads | None, set[int]] = None, set()
+        self._host_reader = host.background(self._lock)
+        self._background_bytes = 0
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
@@ -195,9 +198,45 @@ class DeviceEngine(CachingEngine):
         block: Bytes = self.host.arena.rows()[slot]
         return block
 
+    def controllers(self) -> list[Controller]:
+        """The caches that hold experts, the fastest first."""
+        return [self.controller, self.host.controller]
+
+    def bring_in(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
+        """Bring experts into empty slots in the background, a batch at every step; pins evict the weakest.
+
+        What the RAM tier does not hold is read into it first, and goes on being read once the device is full.
+        """
+        for batch in [list(order)] if pin else _chunks(order, GROUP):
+            if self._host_reader is not None:
+                self._host_reader.bring(batch)
+            yield self._copy_in(batch, pin)
+
+    def _copy_in(self, keys: Sequence[ExpertKey], pin: bool) -> int:
+        """Copy from the RAM tier what it holds of these; a slot is taken once its bytes are there."""
+        slot_of = self.host.controller.table.slot_of
+        with self._lock:
+            if pin:
+                self.streams.wait_for_all()  # what leaves may still be computed with
+            held = self.landing.hold_all([key for key in keys if slot_of[key] >= 0], evict=pin)
+            with self.streams.copying():
+                for key, slot in held.items():
+                    used = self.catalog.layers[key.layer].layout.used_bytes
+                    self._rows[slot, :used].copy_(self._host_rows[slot_of[key], :used], non_blocking=True)
+                    self._background_bytes += used
+            landed = self.streams.mark_copies()
+        self.streams.block_until(landed)
+        with self._lock:
+            return sum(self.landing.seat(key, slot, pin=pin) for key, slot in held.items())
+
+    @property
+    def background_bytes(self) -> int:
+        """The bytes that were copied without anybody waiting for them."""
+        return self._background_bytes
+
     def lost(self, loads: Loads) -> list[int]:
         """After a failure: the experts whose slots hold nothing to be trusted."""
-        self.streams.wait_for_copies()
+        self.streams.wait_for_all()
         arrived = self._arrived[1] if self._arrived[0] is loads else set()
         return [expert for expert, slot in loads[:, :2].tolist() if slot >= 0 and expert not in arrived]
 
@@ -216,6 +255,8 @@ class DeviceEngine(CachingEngine):
 
     def close(self) -> None:
         """Give back threads, files and memory."""
+        if self.warmer is not None:
+            self.warmer.stop()
         self.streams.wait_for_copies()
         if self._unpin:
             unpin(self.host.arena)
@@ -262,6 +303,16 @@ class Streams:
         """Block until all copies are done."""
         if self._copies is not None:
             self._copies.synchronize()
+
+    def wait_for_all(self) -> None:
+        """Block until the device has nothing left to do."""
+        if self._copies is not None:
+            torch.cuda.synchronize(self.device)
+
+    def block_until(self, landed: Any) -> None:
+        """Block the calling thread until a mark is reached."""
+        if landed is not None:
+            landed.synchronize()
 
     def waited_s(self) -> float:
         """The time that the arithmetic spent waiting for copies since the last call."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.cache.supervisor import Supervisor
 from hotset.errors import ModelError
 from hotset.runtime.passes import Pass
 from hotset.shape import ModelShape
@@ -38,13 +41,29 @@ class Engine(ABC):
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.clock = Clock()
+        self._earlier_bytes = 0
         self.recorder: Recorder | None = None
+        self.supervisor: Supervisor | None = None
         self.current = Pass(0, 1, 1, Phase.PREFILL, 0)
 
     @property
     def shape(self) -> ModelShape:
         """The shape of the model served."""
         return self.controller.plan.shape
+
+    def quiet(self) -> AbstractContextManager[Any]:
+        """A context in which no event is served."""
+        return nullcontext()
+
+    @property
+    def total_loaded_bytes(self) -> int:
+        """The bytes that events waited for, ever."""
+        return self._earlier_bytes + self.clock.loaded_bytes
+
+    def reset_clock(self) -> None:
+        """Measure from here."""
+        self._earlier_bytes = self.total_loaded_bytes
+        self.clock = Clock()
 
     def begin(self, run: Pass) -> None:
         """Say which forward pass the next events belong to."""
@@ -55,6 +74,8 @@ class Engine(ABC):
         self.clock.pass_s += seconds
         self.clock.passes += 1
         self.clock.tokens[run.phase] += run.batch * run.length
+        if self.supervisor is not None:
+            self.supervisor.after_pass()
 
     def record(self, layer: int, index: Tensor, weights: Tensor) -> None:
         """Note what one layer routed, if anybody wants to know."""

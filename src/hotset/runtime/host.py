@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from hotset.cache.controller import Controller
+from hotset.cache.landing import Landing
 from hotset.cache.plan import SlotPlan
 from hotset.policies import Policy
 from hotset.runtime.arena import Arena
+from hotset.runtime.background import BackgroundReader
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.trace import Phase
@@ -32,6 +35,11 @@ class HostTier:
         self.before_reading: Callable[[], None] = lambda: None  # waits until no copy out of these slots is under way
         self._holds_all = plan.cached >= plan.shape.total_experts
         self._flight = Flight()
+        self.landing = Landing(self.controller)
+
+    def background(self, lock: threading.RLock) -> BackgroundReader | None:
+        """What reads experts into this tier while nobody waits; None where everything came from memory."""
+        return None if self.readers is None else BackgroundReader(self.landing, self.catalog, self.readers, lock)
 
     def where(self, layer: int, experts: list[int]) -> list[int] | None:
         """The slots of experts, where the tier holds every expert for good and has read these; else None."""

@@ -39,6 +39,33 @@ class Job:
     spans: tuple[Span, ...]
 
 
+class Jobs:
+    """What is to be read: what somebody waits for goes first, always."""
+
+    def __init__(self) -> None:
+        self._demand: deque[Job | None] = deque()
+        self._background: deque[Job] = deque()
+        self._ready = threading.Semaphore(0)
+
+    def add(self, jobs: list[Job], background: bool) -> None:
+        """Queue jobs, in this order."""
+        (self._background if background else self._demand).extend(jobs)
+        self._ready.release(len(jobs))
+
+    def next(self) -> Job | None:
+        """Wait for a job; None tells a thread to end."""
+        self._ready.acquire()
+        try:
+            return self._demand.popleft()
+        except IndexError:
+            return self._background.popleft()
+
+    def dismiss(self, threads: int) -> None:
+        """Let so many threads end, once nobody waits for what they read."""
+        self._demand.extend([None] * threads)
+        self._ready.release(threads)
+
+
 class Readers:
     """A few threads that read experts from a store into slots."""
 
@@ -47,19 +74,18 @@ class Readers:
         self.files = [StoreFile(path, direct=direct) for path in catalog.files]
         self._slot_of = slot_of
         self._verified = [bytearray(len(layer.experts)) for layer in catalog.layers]
-        self._jobs: deque[Job | None] = deque()
-        self._ready = threading.Semaphore(0)
+        self._jobs = Jobs()
         self.threads = [self._start() for _ in range(threads or default_threads())]
-        self._dismiss = weakref.finalize(self, _dismiss, self._jobs, self._ready, len(self.threads))
+        self._dismiss = weakref.finalize(self, self._jobs.dismiss, len(self.threads))
 
     def _start(self) -> threading.Thread:
-        worker = _Worker(weakref.proxy(self), self._jobs, self._ready)
+        worker = _Worker(weakref.proxy(self), self._jobs)
         thread = threading.Thread(target=worker.run, name="hotset-reader", daemon=True)
         thread.start()
         return thread
 
-    def start(self, flight: Flight, loads: list[Load]) -> None:
-        """Put loads on their way, in this order."""
+    def start(self, flight: Flight, loads: list[Load], *, background: bool = False) -> None:
+        """Put loads on their way, in this order; those in the background wait until nothing else is to be read."""
         if not self._dismiss.alive:
             raise StoreError("the readers of this store are closed: load the model again")
         jobs: list[Job] = []
@@ -68,8 +94,7 @@ class Readers:
             pieces = _pieces(source, source.experts[load.expert])
             flight.board(load.expert, len(pieces))
             jobs += [Job(flight, load, spans) for spans in pieces]
-        self._jobs.extend(jobs)
-        self._ready.release(len(jobs))
+        self._jobs.add(jobs, background)
 
     def close(self) -> None:
         """Let the threads end and the files go."""
@@ -148,16 +173,12 @@ class Scratch:
 class _Worker:
     """One thread's loop; it holds its owner weakly, so that forgotten readers end."""
 
-    def __init__(self, owner: Readers, jobs: deque[Job | None], ready: threading.Semaphore) -> None:
-        self.owner, self.jobs, self.ready = owner, jobs, ready
+    def __init__(self, owner: Readers, jobs: Jobs) -> None:
+        self.owner, self.jobs = owner, jobs
 
     def run(self) -> None:
         scratch = Scratch()
-        while True:
-            self.ready.acquire()
-            job = self.jobs.popleft()
-            if job is None:
-                return
+        while (job := self.jobs.next()) is not None:
             self._do(job, scratch)
 
     def _do(self, job: Job, scratch: Scratch) -> None:
@@ -174,11 +195,6 @@ def _caught(work: Callable[[], None]) -> BaseException | None:
     except BaseException as error:
         return error
     return None
-
-
-def _dismiss(jobs: deque[Job | None], ready: threading.Semaphore, threads: int) -> None:
-    jobs.extend([None] * threads)
-    ready.release(threads)
 
 
 def default_threads() -> int:

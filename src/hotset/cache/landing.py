@@ -1,0 +1,85 @@
+"""Slots for experts that nobody waits for: held while the bytes are on their way, taken when they have arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from hotset.cache.controller import Controller
+from hotset.cache.table import COMING, FOREVER
+from hotset.shape import ExpertKey
+
+
+class Landing:
+    """Holds slots of one cache; whoever calls sees to it that no event is served meanwhile."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        shape = controller.plan.shape
+        self.warmed = np.zeros((shape.layers, shape.experts), np.int64)
+        self._before: dict[ExpertKey, int] = {}
+
+    def hold(self, key: ExpertKey) -> int | None:
+        """Hold an empty slot for an expert; None if there is none, or the expert is here or on its way."""
+        table, (layer, expert) = self.controller.table, key
+        group = int(table.group_of[layer])
+        if table.slot_of[key] >= 0 or key in self._before or not table.num_free[group]:
+            return None
+        table.num_free[group] -= 1
+        slot = int(table.free[table.bounds[group] + table.num_free[group]])
+        table.layer_in[slot], table.expert_in[slot] = layer, expert
+        self._before[key] = int(table.last[key])
+        table.last[key] = COMING
+        return slot
+
+    def hold_all(self, keys: Iterable[ExpertKey], *, evict: bool = False) -> dict[ExpertKey, int]:
+        """Hold a slot for each expert that needs one and finds one, evicting the weakest if that is allowed."""
+        held = {}
+        for key in keys:
+            if evict and self.controller.table.slot_of[key] < 0:
+                self.make_room(key.layer)
+            if (slot := self.hold(key)) is not None:
+                held[key] = slot
+        return held
+
+    def seat(self, key: ExpertKey, slot: int, *, pin: bool = False) -> bool:
+        """Give an expert that has arrived its slot; false if it came another way meanwhile, which frees the slot."""
+        table = self.controller.table
+        came_first = bool(table.slot_of[key] >= 0)
+        if came_first:
+            self.give_back(key, slot)
+        else:
+            self._restore(key)
+            table.slot_of[key] = slot
+            table.resident[key.layer] += 1
+            self.warmed[key] += 1
+        if pin:
+            self.controller.pin([key])
+        return not came_first
+
+    def give_back(self, key: ExpertKey, slot: int) -> None:
+        """Empty a slot that was held: its expert does not come, or is not needed any more."""
+        self._restore(key)
+        self.controller.vacate(key.layer, slot)
+
+    def _restore(self, key: ExpertKey) -> None:
+        before = self._before.pop(key)
+        if self.controller.table.last[key] != FOREVER:
+            self.controller.table.last[key] = before
+
+    def make_room(self, layer: int) -> bool:
+        """See that a layer has an empty slot, by evicting its weakest expert if need be; false if none may leave."""
+        controller, table = self.controller, self.controller.table
+        if table.num_free[table.group_of[layer]]:
+            return True
+        slot = controller.weakest(layer)
+        if slot is None:
+            return False
+        controller.drop([ExpertKey(int(table.layer_in[slot]), int(table.expert_in[slot]))])
+        return True
+
+    @property
+    def held(self) -> int:
+        """The slots that wait for their experts."""
+        return len(self._before)

@@ -1,0 +1,60 @@
+"""From a profile to a cache that starts warm, and from a cache to what a profile keeps of its policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.cache.controller import Controller
+from hotset.cache.counters import Count
+from hotset.profile.profile import Profile, State
+from hotset.shape import ExpertKey
+from hotset.trace import Phase
+
+PRIOR_TOKENS = 64
+"""What a profile is worth by default, in tokens of evidence; docs/learning.md has the experiment."""
+_WEIGHT = "sum.tokens"
+
+
+def prime(controller: Controller, profile: Profile, prior_tokens: int = PRIOR_TOKENS) -> None:
+    """Let a fresh cache's policy begin with what a profile knows, worth so many tokens and no more."""
+    if prior_tokens and profile.policy == controller.policy.name:
+        _recall(controller, profile.learnt, prior_tokens)
+    controller.teach(profile.hotness(), prior_tokens)
+
+
+def hottest(profile: Profile) -> list[ExpertKey]:
+    """All experts that were used at all, hottest first; among equals the earlier layer, which is needed sooner."""
+    heat = profile.hotness()
+    order = np.argsort(-heat, axis=None, kind="stable")
+    order = order[heat.reshape(-1)[order] > 0]
+    return [ExpertKey(*divmod(int(place), profile.shape.experts)) for place in order]
+
+
+def learnt(controller: Controller) -> State:
+    """What the policy has learnt beyond counts, by name; how it is merged stands before each name."""
+    carries = controller.policy.carries
+    if not carries:
+        return {}
+    state = controller.state._asdict()
+    tokens = controller.recalled_tokens + int(controller.table.counters[Phase.DECODE, Count.TOKENS].max())
+    return {f"{how}.{name}": state[name].copy() for name, how in carries.items() if state[name].size} | {
+        _WEIGHT: np.array([float(tokens)])
+    }
+
+
+def _recall(controller: Controller, saved: State, prior_tokens: int) -> None:
+    """Take up what was learnt; sums are cut down to what so many tokens would have brought."""
+    weight = float(saved[_WEIGHT][0]) if saved.get(_WEIGHT, np.zeros(0)).shape == (1,) else 0.0
+    if weight <= 0:
+        return
+    kept = min(1.0, prior_tokens / weight)
+    state = controller.state._asdict()
+    for name, how in controller.policy.carries.items():
+        array: npt.NDArray[Any] | None = saved.get(f"{how}.{name}")
+        if array is None or array.shape != state[name].shape or not np.isfinite(array).all():
+            continue
+        state[name][...] = array if how == "mean" else array * kept
+    controller.recalled_tokens = round(weight * kept)

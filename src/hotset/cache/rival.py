@@ -1,0 +1,113 @@
+"""A policy that pays for itself: plain lru in the shadow of the live cache, and what the live policy gains over it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hotset.cache.controller import Controller
+from hotset.cache.shadow import Shadow, Tally
+from hotset.trace.events import EventTable
+
+BASELINE = "lru"
+WINDOW_TOKENS = 2048
+"""Over how many decode tokens a policy must lose before anything is said or done."""
+MARGIN = 0.005
+"""Less than half a point is no loss."""
+
+
+class _Span(NamedTuple):
+    tokens: int
+    hits: int
+    other_hits: int
+    asked: int
+
+
+class Rival:
+    """The other cache; with `switch`, whoever does better takes over the live one."""
+
+    def __init__(self, live: Controller, say: Callable[[str], None], *, switch: bool = False) -> None:
+        self.live, self.switch = live, switch
+        self.shadow = Shadow(live, BASELINE)
+        self.switches: list[dict[str, Any]] = []
+        self._say = say
+        self._told = False
+        self._window_tokens = WINDOW_TOKENS
+        self._recent: deque[_Span] = deque()
+        self._tallies = Tally(live), Tally(self.shadow.controller)
+        self._total = _Span(0, 0, 0, 0)
+        self._tokens_ever = 0
+
+    def take(self, events: EventTable) -> None:
+        """Let the shadow serve what the live cache has served, and compare."""
+        self.shadow.take(events)
+        tokens, hits, misses = self._tallies[0].look()
+        _, other_hits, _ = self._tallies[1].look()
+        span = _Span(tokens, hits, other_hits, hits + misses)
+        self._tokens_ever += tokens
+        self._total = _plus(self._total, span)
+        self._recent.append(span)
+        while sum(s.tokens for s in self._recent) - self._recent[0].tokens >= self._window_tokens:
+            self._recent.popleft()
+        self._judge()
+
+    def reset(self) -> None:
+        """Count the gain from here."""
+        self._total = _Span(0, 0, 0, 0)
+
+    def gain(self, load_bytes: int, background_bytes: int = 0) -> dict[str, Any]:
+        """What the live policy gains over the other, in hits and in bytes; background reads are no saving."""
+        total, recent = self._total, self._window()
+        hits = total.hits - total.other_hits
+        return {
+            "policy": self.live.policy.spec,
+            "against": self.shadow.controller.policy.spec,
+            "tokens": total.tokens,
+            "hit_rate": _share(total.hits, total.asked),
+            "against_hit_rate": _share(total.other_hits, total.asked),
+            "points": _points(total),
+            "recent_points": _points(recent),
+            "hits": hits,
+            "saved_bytes": hits * load_bytes - background_bytes,
+            "switches": self.switches,
+        }
+
+    def _window(self) -> _Span:
+        total = _Span(0, 0, 0, 0)
+        for span in self._recent:
+            total = _plus(total, span)
+        return total
+
+    def _judge(self) -> None:
+        recent = self._window()
+        if recent.tokens < self._window_tokens or recent.hits + MARGIN * recent.asked >= recent.other_hits:
+            return
+        lost = f"{-_points(recent):.1f} points less than {self.shadow.controller.policy.spec}"
+        what = f"{self.live.policy.spec} hit {lost} over the last {recent.tokens:,} tokens"
+        if self.switch:
+            self._swap(what)
+        elif not self._told:
+            self._told = True
+            self._say(f"{what}: --policy {self.shadow.controller.policy.spec} or --policy auto would do better here")
+
+    def _swap(self, why: str) -> None:
+        """Let the two exchange policies; each further change needs twice the evidence, so that they never flutter."""
+        before = self.live.policy.spec
+        self.live.adopt(self.shadow.controller)
+        self.switches.append({"tokens": self._tokens_ever, "from": before, "to": self.live.policy.spec})
+        self._say(f"{why}: switched to {self.live.policy.spec}")
+        self._recent.clear()
+        self._window_tokens *= 2
+
+
+def _plus(a: _Span, b: _Span) -> _Span:
+    return _Span(a.tokens + b.tokens, a.hits + b.hits, a.other_hits + b.other_hits, a.asked + b.asked)
+
+
+def _points(span: _Span) -> float:
+    return 100.0 * (span.hits - span.other_hits) / span.asked if span.asked else 0.0
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

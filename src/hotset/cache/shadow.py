@@ -1,0 +1,102 @@
+"""Shadow caches: other policies on the events of a live cache, who would be resident and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from hotset.cache.controller import Controller
+from hotset.cache.counters import Count, Counters
+from hotset.cache.usage import LOGGED_PASSES, Usage
+from hotset.policies import parse
+from hotset.shape import ModelShape
+from hotset.trace import Phase
+from hotset.trace.events import EventTable
+
+
+def log_is_full(usage: Usage, shape: ModelShape) -> bool:
+    """Whether the log holds all the passes it is made for, or could not take another prompt."""
+    events, end = usage.log[:2].tolist()
+    return bool(
+        events >= LOGGED_PASSES * shape.layers or end + 4 * shape.layers + 2 * shape.total_experts > len(usage.log)
+    )
+
+
+def take_log(usage: Usage, shape: ModelShape) -> EventTable:
+    """The events since the last call, as the simulator takes them; the log is empty afterwards."""
+    number = int(usage.log[0])
+    entries = (int(usage.log[1]) - 2 - 4 * number) // 2
+    table = EventTable(
+        shape,
+        start=np.zeros(number + 1, np.int64),
+        layer=np.zeros(number, np.int32),
+        step=np.zeros(number, np.int32),
+        tokens=np.zeros(number, np.int32),
+        phase=np.zeros(number, np.uint8),
+        expert=np.zeros(entries, np.int32),
+        count=np.zeros(entries, np.int32),
+    )
+    _unpack(usage.log, table.start, table.layer, table.tokens, table.phase, table.expert, table.count)
+    usage.log[:2] = 0, 2
+    return table
+
+
+@njit(cache=True, nogil=True)
+def _unpack(log: Any, start: Any, layer: Any, tokens: Any, phase: Any, expert: Any, count: Any) -> None:
+    at, entry = 2, 0
+    for event in range(len(layer)):
+        layer[event], tokens[event], phase[event] = log[at], log[at + 1], log[at + 2]
+        size = log[at + 3]
+        for i in range(size):
+            expert[entry + i] = log[at + 4 + i]
+            count[entry + i] = log[at + 4 + size + i]
+        at += 4 + 2 * size
+        entry += size
+        start[event + 1] = entry
+
+
+class Shadow:
+    """A cache of the same plan under another policy, without bytes."""
+
+    def __init__(self, live: Controller, spec: str) -> None:
+        self.controller = Controller(live.plan, parse(spec), prefill=live.prefill)
+
+    @classmethod
+    def twin(cls, live: Controller) -> Shadow:
+        """A shadow that begins as the live cache is now: the same residents, pins and learning."""
+        shadow = cls(live, live.policy.spec)
+        for name, array in live.table._asdict().items():
+            getattr(shadow.controller.table, name)[...] = array
+        shadow.controller.restore(live.save())
+        return shadow
+
+    def take(self, events: EventTable) -> None:
+        """Serve what the live cache was asked for."""
+        self.controller.replay(events)
+
+    def counters(self) -> Counters:
+        """What this cache would have done so far."""
+        return self.controller.counters()
+
+
+def decode_counts(controller: Controller) -> tuple[int, int, int]:
+    """Decode tokens, hits and misses of a cache so far."""
+    decode = controller.table.counters[Phase.DECODE]
+    return int(decode[Count.TOKENS].max()), int(decode[Count.HITS].sum()), int(decode[Count.MISSES].sum())
+
+
+class Tally:
+    """Decode tokens, hits and misses of a cache since the last look."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._seen = decode_counts(controller)
+
+    def look(self) -> tuple[int, int, int]:
+        """What has been added since the last call."""
+        now = decode_counts(self._controller)
+        tokens, hits, misses = (a - b for a, b in zip(now, self._seen, strict=True))
+        self._seen = now
+        return tokens, hits, misses

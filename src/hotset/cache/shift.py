@@ -1,0 +1,50 @@
+"""Notices when a workload gives way to another: the experts in use are no longer those of a moment ago."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hotset.profile.statistics import Grid
+
+_MEMORY = 0.8  # of the habit: a span counts for half after three more
+_SETTLE = 4  # spans before a shift can be told from noise
+_DROP = 0.15
+_SIGMAS = 4.0
+
+
+class ShiftWatch:
+    """Compares each span of tokens with the habit of the spans before it."""
+
+    def __init__(self) -> None:
+        self._habit: Grid | None = None
+        self._likeness: list[float] = []
+
+    def take(self, uses: Grid) -> bool:
+        """Take in the uses of one span, [layers, experts]; true if they break with the habit."""
+        if self._habit is None:
+            self._begin(uses)
+            return False
+        likeness = _cosine(self._habit, uses)
+        if self._is_break(likeness):
+            self._begin(uses)
+            return True
+        self._likeness.append(likeness)
+        self._habit = _MEMORY * self._habit + uses
+        return False
+
+    def _begin(self, uses: Grid) -> None:
+        self._habit = uses.astype(float)
+        self._likeness = []
+
+    def _is_break(self, likeness: float) -> bool:
+        if len(self._likeness) < _SETTLE:
+            return False
+        usual, spread = float(np.mean(self._likeness[-16:])), float(np.std(self._likeness[-16:]))
+        return likeness < usual - max(_DROP, _SIGMAS * spread)
+
+
+def _cosine(a: Grid, b: Grid) -> float:
+    norm = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
+    return float((a * b).sum()) / norm if norm else 0.0

@@ -1,0 +1,142 @@
+"""Warm pins: watch the first tokens, then protect the experts they used most, if a trial in the shadow says it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.cache.controller import Controller
+from hotset.cache.shadow import Shadow, Tally
+from hotset.cache.usage import USES
+from hotset.profile.statistics import Counts
+from hotset.shape import ExpertKey
+from hotset.trace import Phase
+from hotset.trace.events import EventTable
+
+AUTO_TOKENS = 64
+SHARE = 0.5
+"""Of a layer's slots: what is protected cannot adapt, so at least half of them must."""
+
+
+class WarmPin:
+    """Observes, tries in the shadow, then protects or leaves it; lets go once that loses, and observes anew."""
+
+    def __init__(self, live: Controller, tokens: int, say: Callable[[str], None]) -> None:
+        self.live, self.tokens = live, tokens
+        self.rounds: list[dict[str, Any]] = []
+        self.chosen: npt.NDArray[np.bool_] = np.zeros(live.table.slot_of.shape, np.bool_)
+        self._say = say
+        self._mine = Tally(live)
+        self._bare: Shadow | None = None
+        self._shielded: Shadow | None = None
+        self._tallies: tuple[Tally, ...] = ()
+        self._begin("observing")
+        self.observe_anew()
+
+    def observe_anew(self) -> None:
+        """Begin again, as after a change of workload; what is protected stays so until it loses."""
+        if self.state in ("observing", "declined", "released"):
+            self._uses = self.live.usage.counts[USES, Phase.DECODE].copy()
+            self._bare = self._shielded = None
+            self._begin("observing")
+
+    def take(self, events: EventTable) -> None:
+        """Take in what the live cache has just served."""
+        tokens, hits, misses = self._mine.look()
+        self._counts[0] += hits, misses
+        self._passed += tokens
+        for row, (shadow, tally) in enumerate(self._shadows(), start=1):
+            shadow.take(events)
+            self._counts[row] += tally.look()[1:]
+        if self._passed >= self.tokens:
+            {"observing": self._try, "trying": self._decide, "protecting": self._review}.get(self.state, _nothing)()
+
+    def _begin(self, state: str) -> None:
+        self.state, self._passed = state, 0
+        self._counts = np.zeros((3, 2), np.int64)  # of the live, the bare and the shielded cache: hits, misses
+
+    def _shadows(self) -> list[tuple[Shadow, Tally]]:
+        shadows = [shadow for shadow in (self._bare, self._shielded) if shadow is not None]
+        return list(zip(shadows, self._tallies, strict=False))
+
+    def _try(self) -> None:
+        """Set the most used against what the policy does by itself, in two shadows of the live cache."""
+        self._before = self._rate(0)
+        self.chosen = most_used(self.live, self.live.usage.counts[USES, Phase.DECODE] - self._uses)
+        self._bare, self._shielded = Shadow.twin(self.live), Shadow.twin(self.live)
+        _protect(self._shielded.controller, self.chosen)
+        self._tallies = Tally(self._bare.controller), Tally(self._shielded.controller)
+        self._begin("trying")
+
+    def _decide(self) -> None:
+        bare, shielded = self._rate(1), self._rate(2)
+        trial = f"{100 * bare:.1f} -> {100 * shielded:.1f} % hits in a trial"
+        saying = f"warm-pin: after {self.tokens} tokens, {int(self.chosen.sum())} experts ({trial})"
+        pays = shielded > bare
+        self.rounds.append({"predicted_points": 100 * (shielded - bare), "protected": pays, "before": self._before})
+        self._shielded = None
+        if not pays:
+            self._bare = None
+            self._say(f"{saying}: not protected, it does not pay")
+            self._begin("declined")
+            return
+        _protect(self.live, self.chosen)
+        self._say(f"{saying}: protected from now on")
+        self._begin("protecting")
+
+    def _review(self) -> None:
+        """Compare the live cache with its unprotected shadow, and let go if that did better lately."""
+        live, bare = self._rate(0), self._rate(1)
+        self.rounds[-1]["after"] = live
+        if live >= bare:
+            self._begin("protecting")
+            return
+        release(self.live)
+        self._say(f"warm-pin: {100 * live:.1f} % hits with protection, {100 * bare:.1f} % without it: let go")
+        self._begin("released")
+        self.observe_anew()
+
+    def _rate(self, row: int) -> float:
+        hits, misses = self._counts[row]
+        return float(hits / (hits + misses)) if hits + misses else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """What was done and what came of it: every round with its prediction and the hit rates before and after."""
+        return {
+            "state": self.state,
+            "tokens": self.tokens,
+            "experts": [list(key) for key in np.argwhere(self.chosen).tolist()] if self.state == "protecting" else [],
+            "rounds": self.rounds,
+        }
+
+
+def _nothing() -> None:
+    """Whoever has decided against it has nothing to do."""
+
+
+def most_used(live: Controller, uses: Counts) -> npt.NDArray[np.bool_]:
+    """The experts of each layer that were used most, up to the share of its slots that may be protected."""
+    layers = uses.shape[0]
+    slots = live.plan.per_layer() if len(live.table.bounds) > 2 else np.full(layers, live.plan.cached // layers)
+    chosen = np.zeros(uses.shape, np.bool_)
+    for layer, row in enumerate(uses):
+        best = np.argsort(-row, kind="stable")[: int(SHARE * slots[layer])]
+        chosen[layer, best[row[best] > 0]] = True
+    return chosen
+
+
+def release(controller: Controller) -> None:
+    """Let nobody be protected any more."""
+    _protect(controller, np.zeros(controller.table.slot_of.shape, np.bool_))
+
+
+def shielded(controller: Controller) -> list[ExpertKey]:
+    """Who is protected now."""
+    return [ExpertKey(*key) for key in np.argwhere(controller.table.shield > -np.inf).tolist()]
+
+
+def _protect(controller: Controller, chosen: npt.NDArray[np.bool_]) -> None:
+    controller.policy.shield(controller.state, controller.table, chosen)

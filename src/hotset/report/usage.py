@@ -1,0 +1,217 @@
+"""How experts were used, as figures and as tables that fit 80 columns: of a profile, or of a model that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from hotset.profile.statistics import NEVER, Grid, Statistics
+from hotset.report.words import percent
+from hotset.shape import format_size
+from hotset.trace import Phase
+
+SHARES = (0.125, 0.25, 0.5)
+"""The shares of the experts of a layer whose part of all uses is told."""
+
+
+def totals(statistics: Statistics) -> dict[str, Any]:
+    """Everything added up: by phase, and what was moved."""
+    return {
+        "phases": {phase.name.lower(): _phase(statistics, phase) for phase in Phase},
+        "hit_rate": _rate(int(statistics.hits.sum()), int(statistics.misses.sum())),
+        "loads": int(statistics.loads.sum()),
+        "loaded_bytes": int(statistics.loaded_bytes.sum()),
+        "resident": int(statistics.resident.sum()),
+        "pinned": int(statistics.pinned.sum()),
+        "experts": statistics.shape.total_experts,
+    }
+
+
+def concentration(statistics: Statistics) -> dict[str, float | None]:
+    """The part of a layer's uses that its hottest experts take, on average over the layers that were used."""
+    used = statistics.uses.sum(axis=(0, 2)) > 0
+    return {
+        f"{share:.1%}": float(statistics.covered_by(share)[used].mean()) if used.any() else None for share in SHARES
+    }
+
+
+def entropy(statistics: Statistics) -> Grid:
+    """How even the use of each layer is: 1 where all experts are used alike; not a number where none was used."""
+    uses = statistics.uses.sum(axis=0)
+    mass = uses.sum(axis=1, keepdims=True)
+    share = np.divide(uses, mass, out=np.zeros_like(uses), where=mass > 0)
+    bits = -(share * np.log2(share, out=np.zeros_like(share), where=share > 0)).sum(axis=1)
+    most = np.log2(uses.shape[1])
+    even: Grid = np.where(mass[:, 0] > 0, bits / most if most else 1.0, np.nan)
+    return even
+
+
+def spread(values: Grid) -> dict[str, float | None]:
+    """Mean and ends of what is known."""
+    known = values[np.isfinite(values)]
+    if len(known) == 0:
+        return {"mean": None, "min": None, "max": None}
+    return {"mean": float(known.mean()), "min": float(known.min()), "max": float(known.max())}
+
+
+def layer_figures(statistics: Statistics, layers: Sequence[int], top: int) -> list[dict[str, Any]]:
+    """Each layer in numbers, with all that is known of its hottest experts."""
+    rates, evenness = statistics.layer_hit_rates(), entropy(statistics)
+    covered = {f"{share:.1%}": statistics.covered_by(share) for share in SHARES}
+    return [
+        {
+            "layer": layer,
+            "hit_rate": _known(rates[layer]),
+            "entropy": _known(evenness[layer]),
+            "concentration": {name: float(parts[layer]) for name, parts in covered.items()},
+            "resident": int(statistics.resident[layer].sum()),
+            "pinned": int(statistics.pinned[layer].sum()),
+            "loads": int(statistics.loads[layer].sum()),
+            "loaded_bytes": int(statistics.loaded_bytes[layer].sum()),
+            "top": statistics.top(layer, top),
+        }
+        for layer in layers
+    ]
+
+
+def phase_table(statistics: Statistics) -> Table:
+    """Tokens, uses, hits and misses of each phase."""
+    table = _empty_table("by phase")
+    table.add_column("phase")
+    for name in ("tokens", "uses", "hits", "misses", "hit rate"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, figures in totals(statistics)["phases"].items():
+        counts = [_whole(figures[key]) for key in ("tokens", "uses", "hits", "misses")]
+        rate = figures["hit_rate"]
+        table.add_row(name, *counts, "-" if rate is None else percent(rate))
+    return table
+
+
+def layer_table(statistics: Statistics, top: int = 3) -> Table:
+    """One line per layer: its hit rate in decode, how concentrated its use is, and its hottest experts."""
+    rows = layer_figures(statistics, range(statistics.shape.layers), top)
+    return _table("by layer", _LAYER_COLUMNS, rows)
+
+
+def expert_table(statistics: Statistics, layer: int, top: int = 10) -> Table:
+    """The hottest experts of a layer, with all that is known of each."""
+    return _table(f"layer {layer}", _COLUMNS, [_expert(row) for row in statistics.top(layer, top)])
+
+
+def count(value: float) -> str:
+    """A count in at most six letters, as in 950, 12.3k and 4.56M."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size and value >= 10_000:
+            return f"{value / size:.3g}{unit}" if value < 999.5 * size else f"{value / size:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def _whole(value: float) -> str:
+    """All digits, as long as a table has room for them."""
+    return f"{value:,.0f}" if value < 1e9 else count(value)
+
+
+class _Column(NamedTuple):
+    header: str
+    value: Callable[[dict[str, Any]], Any]
+    write: Callable[[Any], str]
+    always: bool = False
+    left: bool = False
+    nothing: Any = 0  # a column that has only this, or None, is left out
+
+
+def _seats(row: dict[str, Any]) -> str:
+    return f"{row['resident']} ({row['pinned']})"
+
+
+def _where(row: dict[str, Any]) -> str:
+    return "pinned" if row["pinned"] else "resident" if row["resident"] else "-"
+
+
+def _ago(row: dict[str, Any]) -> int | None:
+    return None if row["age"] == NEVER else row["age"]
+
+
+def _hottest(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{row['expert']} ({row['rate']:.2f})" for row in rows if row["rate"] > 0) or "none used"
+
+
+_LAYER_COLUMNS = (
+    _Column("layer", lambda row: row["layer"], str, always=True),
+    _Column("hit\nrate", lambda row: row["hit_rate"], percent, nothing=None),
+    _Column("top 25 %\ntake", lambda row: row["concentration"]["25.0%"], percent, always=True),
+    _Column("resident\n(pinned)", _seats, str, nothing="0 (0)"),
+    _Column("loaded", lambda row: row["loaded_bytes"], format_size),
+    _Column("hottest experts\n(uses per token)", lambda row: row["top"], _hottest, always=True, left=True),
+)
+_COLUMNS = (
+    _Column("expert", lambda row: row["expert"], str, always=True),
+    _Column("uses\n/token", lambda row: row["rate"], lambda rate: f"{rate:.3f}", always=True),
+    _Column("uses", lambda row: row["uses"], count, always=True),
+    _Column("hits", lambda row: row["hits"], count),
+    _Column("misses", lambda row: row["misses"], count),
+    _Column("hit\nrate", lambda row: row["hit_rate"], percent, nothing=None),
+    _Column("loads", lambda row: row["loads"], count),
+    _Column("loaded", lambda row: row["loaded_bytes"], format_size),
+    _Column("uses in\nwindow", lambda row: row["window"], count),
+    _Column("tokens\nago", _ago, count, nothing=None),
+    _Column("where", _where, str, left=True, nothing="-"),
+)
+
+
+def _expert(row: dict[str, Any]) -> dict[str, Any]:
+    """The phases of an expert added up."""
+    parts = (row["prefill"], row["decode"])
+    sums = {key: sum(part[key] for part in parts) for key in ("uses", "hits", "misses")}
+    return row | sums | {"hit_rate": _rate(sums["hits"], sums["misses"])}
+
+
+def _phase(statistics: Statistics, phase: Phase) -> dict[str, Any]:
+    hits, misses = int(statistics.hits[phase].sum()), int(statistics.misses[phase].sum())
+    return {
+        "tokens": int(statistics.tokens[phase]),
+        "uses": float(statistics.uses[phase].sum()),
+        "hits": hits,
+        "misses": misses,
+        "hit_rate": _rate(hits, misses),
+    }
+
+
+def _rate(hits: int, misses: int) -> float | None:
+    return hits / (hits + misses) if hits + misses else None
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _table(title: str, columns: Sequence[_Column], rows: Sequence[dict[str, Any]]) -> Table:
+    """The rows as a table, without the columns of which nothing is known."""
+    shown = [column for column in columns if column.always or any(_says(column, row) for row in rows)]
+    table = _empty_table(title)
+    for column in shown:
+        table.add_column(column.header, justify="left" if column.left else "right", no_wrap=not column.left)
+    for row in rows:
+        table.add_row(*(_cell(column, row) for column in shown))
+    return table
+
+
+def _says(column: _Column, row: dict[str, Any]) -> bool:
+    return column.value(row) not in (None, column.nothing)
+
+
+def _cell(column: _Column, row: dict[str, Any]) -> str:
+    value = column.value(row)
+    return "-" if value is None else column.write(value)
+
+
+def _empty_table(title: str) -> Table:
+    return Table(
+        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD,
+        padding=(0, 0), pad_edge=False, show_edge=False,
+    )  # fmt: skip

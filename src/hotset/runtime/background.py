@@ -1,0 +1,120 @@
+"""Reading experts that nobody waits for: slots are held, filled while events are served, then taken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+from hotset.cache.landing import Landing
+from hotset.errors import HotsetError
+from hotset.shape import ExpertKey
+from hotset.store import Catalog
+from hotset.transfer import Flight, Readers
+from hotset.transfer.readers import Load
+
+BATCH_BYTES = 32 << 20
+"""What is read at a time: enough for the disk to be busy, little enough for the best to be there soon."""
+
+
+class BackgroundReader:
+    """Fills slots of one cache from disk; `lock` keeps events out while the slot table is touched."""
+
+    def __init__(self, landing: Landing, catalog: Catalog, readers: Readers, lock: threading.RLock) -> None:
+        self.landing, self.catalog, self.readers = landing, catalog, readers
+        self.lock = lock
+        self.read_bytes = 0
+
+    def steps(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
+        """Bring experts in, a batch at every step."""
+        for batch in [list(order)] if pin else self.batches(order):
+            self.bring(batch, pin=pin)
+            yield batch
+
+    def bring(self, keys: Sequence[ExpertKey], *, pin: bool = False) -> None:
+        """Read these experts into empty slots, as far as there are any; pins take the place of the weakest."""
+        with self.lock:
+            held = self.landing.hold_all(keys, evict=pin)
+        flights = self._send(held)
+        try:
+            for key in list(flights):
+                flights[key].take()
+                with self.lock:
+                    self.landing.seat(key, held[key], pin=pin)
+                del flights[key]
+        finally:
+            self._give_up(flights, held)
+
+    def _send(self, held: dict[ExpertKey, int]) -> dict[ExpertKey, Flight]:
+        """Put everything on its way in the order in which it lies on disk."""
+        flights = {}
+        for key in sorted(held, key=self._place):
+            flights[key] = Flight()
+            self.read_bytes += self.catalog.layers[key.layer].read_bytes(key.expert)
+            self.readers.start(flights[key], [Load(key.layer, key.expert, held[key])], background=True)
+        return flights
+
+    def _place(self, key: ExpertKey) -> tuple[int, int]:
+        segments = self.catalog.layers[key.layer].experts[key.expert]
+        return (segments[0].file, segments[0].offset) if segments else (0, 0)
+
+    def _give_up(self, flights: dict[ExpertKey, Flight], held: dict[ExpertKey, int]) -> None:
+        """Empty the slots of what never arrived, once nobody writes to them any more."""
+        for flight in flights.values():
+            flight.cancelled = True
+        for key, flight in flights.items():
+            flight.abandon()
+            with self.lock:
+                self.landing.give_back(key, held[key])
+
+    def batches(self, order: Sequence[ExpertKey]) -> Iterator[list[ExpertKey]]:
+        """Cut an order into batches, without experts that are here already or have no empty slot to hope for."""
+        batch: list[ExpertKey] = []
+        size = 0
+        for key in order:
+            if not self._wanted(key):
+                continue
+            batch.append(key)
+            size += self.catalog.slot_bytes
+            if size >= BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _wanted(self, key: ExpertKey) -> bool:
+        table = self.landing.controller.table
+        return bool(table.slot_of[key] < 0 and table.num_free[table.group_of[key.layer]])
+
+
+class Warmer:
+    """A thread that works through an order of experts, best first, until all is done or it is stopped."""
+
+    def __init__(self, steps: Iterator[object]) -> None:
+        self.error: HotsetError | None = None
+        self._steps = steps
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hotset-warmer", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for _ in self._steps:
+                if self._stop.is_set():
+                    return
+        except HotsetError as error:  # demand will meet the same fault, with somebody there to hear of it
+            self.error = error
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is still at work."""
+        return self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end; false if it did not come in time."""
+        self._thread.join(timeout_s)
+        return not self.busy
+
+    def stop(self) -> None:
+        """End after the batch under way."""
+        self._stop.set()
+        self._thread.join()
