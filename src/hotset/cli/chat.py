@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from hotset.cli.conversation import Conversation
     from hotset.cli.generate import Answer
 
-_COMMAND = re.compile(r"/[a-z]+")
-_HELP = "/stats: what it cost so far   /reset: forget all turns   /exit or Ctrl-D: leave   Ctrl-C: stop an answer"
+_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.+))?")
+_HELP = """/stats: what it cost   /stats LAYER or all: what is hot   /reset: forget all turns   /exit or Ctrl-D: leave
+/pins: who is pinned   /pin 20%: pin the hottest   /unpin: let them go   /plot FILE: draw it   /mark NAME: name a moment
+Ctrl-C stops an answer"""
 
 
 def chat(
@@ -34,19 +36,28 @@ def chat(
     top_p: opt.TopP = None,
     seed: opt.Seed = None,
     use_template: opt.UseTemplate = None,
+    profile: opt.Profile = None,
+    learn: opt.Learn = None,
+    learn_every: opt.LearnEvery = 5.0,
+    prior: opt.Prior = 64,
+    allow_foreign: opt.AllowForeign = False,
+    pin: opt.Pin = None,
+    warm_pin: opt.WarmPin = "off",
     as_json: JsonFlag = False,
 ) -> None:
     """Talk with a model; through a pipe every line is a turn.
 
-    Example: hotset chat ./Qwen3-30B-A3B --memory 25%
+    Example: hotset chat ./Qwen3-30B-A3B --memory 25% --learn italian-chat
     """
     from hotset.cli.conversation import Conversation
     from hotset.cli.generate import Sampling
     from hotset.cli.loading import Wanted, loaded_model
 
     wanted = Wanted(
-        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype
-    )
+        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
+        profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
+        pin=pin, warm_pin=warm_pin,
+    )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:
         talk = Talk(Conversation(loaded, sampling, use_template), as_json)
@@ -69,8 +80,8 @@ class Talk:
         """Answer a turn or obey a command; false to leave."""
         if line in ("/exit", "/quit"):
             return False
-        if _COMMAND.fullmatch(line):
-            self._obey(line)
+        if command := _COMMAND.fullmatch(line):
+            self._obey(command[1], command[2] or "")
         elif line:
             self._answer(line)
         return not self._stopped()
@@ -79,12 +90,18 @@ class Talk:
         """Whether Ctrl-C ends the sitting: nobody sits at a pipe to go on."""
         return bool(self.piped and self.answers and self.answers[-1].finish == "interrupt")
 
-    def _obey(self, command: str) -> None:
-        if command == "/reset":
+    def _obey(self, command: str, word: str) -> None:
+        from hotset.cli.chat_commands import COMMANDS
+
+        if command == "reset":
             self.conversation.reset()
-        elif not self.as_json:
-            known = {"/stats": self._summary(), "/help": _HELP}
-            emit({}, False, known.get(command, f"there is no {command}; {_HELP}"))
+            return
+        try:
+            views = COMMANDS[command](self, word) if command in COMMANDS else [f"there is no /{command}; {_HELP}"]
+        except HotsetError as error:
+            views = [f"error: {error}"]
+        if not self.as_json:
+            emit({}, False, *([_HELP] if command == "help" else views))
 
     def _answer(self, line: str) -> None:
         from hotset.cli.summary import answer_document
@@ -102,7 +119,8 @@ class Talk:
         reused = {"prompt": line, "reused_tokens": self.conversation.reused_tokens}
         self.turns.append(reused | answer_document(answer))
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """What the sitting cost so far, in a line."""
         from hotset.cli.summary import summary_line
 
         new, decode_s = sum(len(a.new_ids) for a in self.answers), sum(a.decode_s for a in self.answers)
@@ -118,7 +136,7 @@ class Talk:
         if self.as_json:
             emit({"turns": self.turns} | cost_document(self.conversation.loaded), True)
         elif self.answers:
-            aside(self._summary())
+            aside(self.summary())
         if self._stopped():
             raise Exit(INTERRUPTED)
 

@@ -34,6 +34,14 @@ class Wanted:
     scope: str = "layer"
     device: str = "auto"
     dtype: str = "auto"
+    profile: str | None = None
+    learn: str | None = None
+    learn_every_minutes: float = 5.0
+    prior_tokens: int = 64
+    allow_foreign: bool = False
+    pin: str | None = None
+    warm_pin: str = "off"
+    observe: bool = False  # count what is routed even where all experts fit
 
     @property
     def name(self) -> str:
@@ -64,12 +72,22 @@ def loaded_model(wanted: Wanted) -> Iterator[Loaded]:
     """A model for the length of a block."""
     with Leaving() as leaving:
         loaded = _load(wanted, leaving)
-    for remark in getattr(loaded.model.hotset, "notes", []):
-        note(str(remark))
+    handle = loaded.model.hotset
+    told = _tell(handle.notes)
     try:
         yield loaded
     finally:
-        loaded.model.hotset.close()
+        try:
+            handle.close()
+        finally:
+            _tell(handle.notes[told:])
+
+
+def _tell(remarks: list[str]) -> int:
+    """Say what the model's handle had to remark; returns how much that was."""
+    for remark in remarks:
+        note(remark)
+    return len(remarks)
 
 
 def _load(wanted: Wanted, leaving: Leaving) -> Loaded:
@@ -146,11 +164,25 @@ def _check(wanted: Wanted) -> None:
     for budget in (wanted.memory, wanted.host_memory):
         if budget != "auto":
             Budget.parse(budget)
-    if parse(wanted.policy).offline:
+    if wanted.policy != "auto" and parse(wanted.policy).offline:
         raise PolicyError(f"{wanted.policy} needs to know the future: it is for hotset simulate; use blend here")
     for option, word, choices in (("--scope", wanted.scope, _SCOPES), ("--dtype", wanted.dtype, _DTYPES)):
         if word not in choices:
             raise HotsetError(f'{option} is one of {", ".join(choices)}, not "{word}"')
+    _check_profile(wanted)
+
+
+def _check_profile(wanted: Wanted) -> None:
+    """Refuse a profile that cannot be read, before a model is."""
+    from hotset.profile import Profile
+    from hotset.profile.folder import locate
+
+    if wanted.profile is not None:
+        Profile.load(locate(wanted.profile))
+    elif wanted.learn is not None and locate(wanted.learn).exists():
+        Profile.load(locate(wanted.learn))
+    elif wanted.pin is not None:
+        raise HotsetError("--pin needs to know which experts are hot: name a --profile")
 
 
 def _check_config(place: str) -> None:
@@ -166,7 +198,7 @@ def _load_model(place: str, wanted: Wanted) -> Any:
     from hotset.models.load import load
 
     with plainly(place, "the model", "check that config.json and all .safetensors files are there and whole"):
-        return load(
+        model = load(
             place,
             memory=wanted.memory,
             host_memory=wanted.host_memory,
@@ -174,8 +206,18 @@ def _load_model(place: str, wanted: Wanted) -> Any:
             scope=wanted.scope,
             device=wanted.device,
             dtype=wanted.dtype,
+            profile=wanted.profile,
+            learn=wanted.learn,
+            learn_every_s=60 * wanted.learn_every_minutes,
+            prior_tokens=wanted.prior_tokens,
+            allow_foreign=wanted.allow_foreign,
+            pin=wanted.pin,
+            warm_pin=wanted.warm_pin,
             trust_remote_code=False,
         )
+    if wanted.observe:
+        model.hotset.observe()
+    return model
 
 
 def _need_transformers() -> None:

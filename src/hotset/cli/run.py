@@ -37,32 +37,47 @@ def run(
     seed: opt.Seed = None,
     chat: opt.UseTemplate = None,
     trace: opt.TraceOut = None,
+    profile: opt.Profile = None,
+    learn: opt.Learn = None,
+    learn_every: opt.LearnEvery = 5.0,
+    prior: opt.Prior = 64,
+    allow_foreign: opt.AllowForeign = False,
+    pin: opt.Pin = None,
+    warm_pin: opt.WarmPin = "off",
+    stats: opt.Stats = False,
+    plot: opt.Plot = None,
     force: opt.Force = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Answer one prompt: the text goes to stdout as it comes, one line on what it cost to stderr.
 
-    Example: hotset run ./Qwen3-30B-A3B --memory 25% -p "Perché il cielo è blu?"
+    Example: hotset run ./Qwen3-30B-A3B --memory 25% -p "Perché il cielo è blu?" --learn italian-chat
     """
     from hotset.cli.generate import Sampling
     from hotset.cli.loading import Wanted, loaded_model
     from hotset.cli.prompts import encode_prompt, read_prompt
-    from hotset.cli.summary import aside, run_document, summary_line
+    from hotset.cli.summary import aside, experts_document, experts_views, run_document, summary_line
 
     text = read_prompt(prompt, file)
     check_out(trace, force)
+    check_figure(plot)
     wanted = Wanted(
-        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype
-    )
+        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
+        profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
+        pin=pin, warm_pin=warm_pin, observe=stats or plot is not None,
+    )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:
         ids = encode_prompt(loaded, text, chat)
         answer = _answer(loaded, ids, sampling, (lambda _: None) if as_json else show, trace)
+        if plot is not None:
+            loaded.model.hotset.plot(plot, title=wanted.name)
         if as_json:
-            emit(run_document(loaded, answer), True)
+            emit(run_document(loaded, answer) | (experts_document(loaded) if stats else {}), True)
         else:
             finish_text(answer.text)
             aside(summary_line(len(answer.new_ids), answer.tokens_per_s, loaded.stats()))
+            aside(*(experts_views(loaded) if stats else ()))
     if answer.finish == "interrupt":
         raise typer.Exit(INTERRUPTED)
 
@@ -91,6 +106,14 @@ def show(text: str) -> None:
 def finish_text(text: str) -> None:
     """End the last line of an answer."""
     show("\n" if not text.endswith("\n") else "")
+
+
+def check_figure(path: Path | None) -> None:
+    """Refuse a figure that cannot be drawn, before the work and not after it."""
+    if path is not None:
+        from hotset.report import check_plot
+
+        check_plot(path)
 
 
 def check_out(path: Path | None, force: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 _MEMORY = "Memory and cache"
+_LEARNING = "Learning from use"
 _TEXT = "Text"
 
 Model = Annotated[
@@ -28,7 +29,11 @@ HostMemory = Annotated[
 ]
 PolicyName = Annotated[
     str,
-    typer.Option("--policy", help='Who leaves, with options as in "decay:half_life=8".', rich_help_panel=_MEMORY),
+    typer.Option(
+        "--policy",
+        help='Who leaves, with options as in "decay:half_life=8"; auto: blend, or lru where that does better.',
+        rich_help_panel=_MEMORY,
+    ),
 ]
 ScopeName = Annotated[
     str,
@@ -65,3 +70,78 @@ TraceOut = Annotated[
     Path | None, typer.Option("--trace", metavar="OUT", help="Record the routing to this file.", show_default=False)
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Start warm from this profile: a name or a path.",
+        show_default=False,
+        rich_help_panel=_LEARNING,
+    ),
+]
+Learn = Annotated[
+    str | None,
+    typer.Option(
+        "--learn",
+        metavar="NAME",
+        help="Keep what is learnt in this profile, and start from it if it is there.",
+        show_default=False,
+        rich_help_panel=_LEARNING,
+    ),
+]
+LearnEvery = Annotated[
+    float,
+    typer.Option("--learn-every", metavar="MINUTES", help="How often to save it.", min=0.01, rich_help_panel=_LEARNING),
+]
+Prior = Annotated[
+    int,
+    typer.Option(
+        "--prior",
+        metavar="TOKENS",
+        help="How many tokens of evidence a profile is worth.",
+        min=0,
+        rich_help_panel=_LEARNING,
+    ),
+]
+AllowForeign = Annotated[
+    bool,
+    typer.Option(
+        "--allow-foreign",
+        help="Use a profile of other weights, as of a fine-tune of this model.",
+        rich_help_panel=_LEARNING,
+    ),
+]
+Pin = Annotated[
+    str | None,
+    typer.Option(
+        "--pin",
+        metavar="SHARE",
+        help='Keep the hottest experts of the profile for good: "20%" of the slots, or "64 slots".',
+        show_default=False,
+        rich_help_panel=_LEARNING,
+    ),
+]
+WarmPin = Annotated[
+    str,
+    typer.Option(
+        "--warm-pin",
+        metavar="TOKENS",
+        help="Observe so many tokens, then protect what they used most if a trial says it pays: a number, auto or off.",
+        rich_help_panel=_LEARNING,
+    ),
+]
+Stats = Annotated[
+    bool,
+    typer.Option("--stats", help="Show which experts were used and hit, layer by layer.", rich_help_panel=_LEARNING),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Draw use, residency, pins and hits over time: .png, .svg or .pdf.",
+        show_default=False,
+        rich_help_panel=_LEARNING,
+    ),
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from hotset.cli.generate import Answer
 from hotset.cli.loading import Loaded
@@ -60,9 +60,50 @@ def summary_line(new_tokens: int, tokens_per_s: float | None, stats: dict[str, A
     return ", ".join([*words, f"{100 * stats['stall_share']:.1f} % of the time stalled"])
 
 
-def aside(line: str) -> None:
-    """Say a line beside the text, on stderr."""
-    Console(stderr=True).print(line, style="dim", soft_wrap=True, highlight=False, markup=False)
+def experts_document(loaded: Loaded) -> dict[str, Any]:
+    """How every layer's experts were used, for scripts."""
+    from hotset.report.usage import layer_figures, totals
+
+    statistics = loaded.model.hotset.statistics()
+    layers = layer_figures(statistics, range(statistics.shape.layers), statistics.shape.experts)
+    requests = [request.as_dict() for request in loaded.model.hotset.requests()]
+    return {"experts": totals(statistics) | {"layers": layers}, "requests": requests}
+
+
+def experts_views(loaded: Loaded) -> list[RenderableType]:
+    """How every layer's experts were used, what the policy gained, and who is pinned, for people."""
+    from hotset.report.usage import layer_table, phase_table
+
+    handle = loaded.model.hotset
+    statistics = handle.statistics()
+    return [phase_table(statistics), layer_table(statistics, 3), *learning_lines(loaded.stats())]
+
+
+def learning_lines(stats: dict[str, Any]) -> list[str]:
+    """What the cache found out about itself, a line each."""
+    lines = []
+    if (gain := stats.get("gain")) and gain["tokens"]:
+        rates = f"{100 * gain['hit_rate']:.1f} and {100 * gain['against_hit_rate']:.1f} %"
+        saved = f"{format_size(abs(gain['saved_bytes']))} {'less' if gain['saved_bytes'] >= 0 else 'more'} read"
+        against = f"{gain['points']:+.1f} points against {gain['against']} in its shadow"
+        lines.append(f"{gain['policy']} hit {against} ({rates} over {gain['tokens']:,} tokens): {saved}")
+    if stats.get("background_bytes"):
+        lines.append(f"{format_size(stats['background_bytes'])} read in the background")
+    if pins := stats.get("pins"):
+        lines.append(f"{pins} experts pinned")
+    if warm := stats.get("warm_pin"):
+        lines.append(f"warm-pin: {warm['state']}" + (f", {len(warm['experts'])} experts" if warm["experts"] else ""))
+    return lines
+
+
+def aside(*views: RenderableType) -> None:
+    """Say something beside the text, on stderr."""
+    console = Console(stderr=True)
+    for view in views:
+        if isinstance(view, str):
+            console.print(view, style="dim", soft_wrap=True, highlight=False, markup=False)
+        else:
+            console.print(view, highlight=False)
 
 
 def decode_hit_rate(stats: dict[str, Any]) -> float | None:
