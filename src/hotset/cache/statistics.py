@@ -14,7 +14,7 @@ from hotset.profile.statistics import Counts, History, Statistics
 
 
 def statistics_of(controller: Controller, warmed: Counts, load_bytes: Counts, history: History) -> Statistics:
-    """All that is known of every expert now; `warmed` are loads in the background, `load_bytes` is [layers]."""
+    """All that is known of every expert now; `warmed` are loads in the background, `load_bytes` what one moves."""
     usage = controller.usage
     loads = usage.counts[MISSES].sum(axis=0) + warmed
     return Statistics(
@@ -24,7 +24,7 @@ def statistics_of(controller: Controller, warmed: Counts, load_bytes: Counts, hi
         misses=usage.counts[MISSES].copy(),
         tokens=phase_tokens(controller),
         loads=loads,
-        loaded_bytes=loads * load_bytes[:, None],
+        loaded_bytes=loads * load_bytes,
         rate=rates(usage),
         window=window_counts(usage),
         age=ages(usage),

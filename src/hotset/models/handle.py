@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,7 @@ class Handle:
         supervisor, engine = self.engine.supervisor, self.engine
         found: dict[str, Any] = {"gain": None, "warm_pin": None, "warming": False, "warm_error": None}
         if supervisor is not None and supervisor.rival is not None:
-            size = engine.controller.plan.shape.expert_bytes or 0
-            found["gain"] = supervisor.rival.gain(size, self._background_bytes())
+            found["gain"] = supervisor.rival.gain(int(self._load_bytes.mean()), self._background_bytes())
         if supervisor is not None and supervisor.warm_pin is not None:
             found["warm_pin"] = supervisor.warm_pin.as_dict()
         if isinstance(engine, CachingEngine) and engine.warmer is not None:
@@ -131,12 +131,15 @@ class Handle:
             return statistics_of(engine.controller, *self._loads(), history)
 
     def _loads(self) -> tuple[Counts, Counts]:
-        """Loads in the background of every expert, and what one load of each layer reads."""
-        engine, shape = self.engine, self.engine.shape
-        if isinstance(engine, CachingEngine):
-            sizes = [layer.layout.used_bytes for layer in engine.catalog.layers]
-            return engine.landing.warmed, np.array(sizes, np.int64)
-        return np.zeros((shape.layers, shape.experts), np.int64), np.zeros(shape.layers, np.int64)
+        """Loads of every expert in the background, and what one load of it moves."""
+        if isinstance(self.engine, CachingEngine):
+            return self.engine.landing.warmed, self._load_bytes
+        nothing = np.zeros((self.engine.shape.layers, self.engine.shape.experts), np.int64)
+        return nothing, nothing
+
+    @cached_property
+    def _load_bytes(self) -> Counts:
+        return self._caching("load").load_bytes()
 
     def top(self, layer: int, count: int = 10) -> list[dict[str, Any]]:
         """The hottest experts of a layer now, each with its uses, hits, misses, loads, bytes, rate and last use."""

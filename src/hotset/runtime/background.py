@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hotset.cache.landing import Landing
 from hotset.errors import HotsetError
@@ -23,17 +23,20 @@ class BackgroundReader:
         self.landing, self.catalog, self.readers = landing, catalog, readers
         self.lock = lock
         self.read_bytes = 0
+        self.before_reading: Callable[[], None] = lambda: None  # waits until nobody reads from what was evicted
 
     def steps(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
         """Bring experts in, a batch at every step."""
         for batch in [list(order)] if pin else self.batches(order):
-            self.bring(batch, pin=pin)
+            self.bring(batch, pin=pin, evict=pin)
             yield batch
 
-    def bring(self, keys: Sequence[ExpertKey], *, pin: bool = False) -> None:
-        """Read these experts into empty slots, as far as there are any; pins take the place of the weakest."""
+    def bring(self, keys: Sequence[ExpertKey], *, pin: bool = False, evict: bool = False) -> None:
+        """Read these experts into empty slots, as far as there are any, or in the place of the weakest."""
         with self.lock:
-            held = self.landing.hold_all(keys, evict=pin)
+            held = self.landing.hold_all(keys, evict=evict)
+        if evict:
+            self.before_reading()
         flights = self._send(held)
         try:
             for key in list(flights):

@@ -15,7 +15,7 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.landing import Landing
-from hotset.errors import HotsetError
+from hotset.errors import BudgetError, HotsetError
 from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
@@ -28,6 +28,8 @@ Tensor = torch.Tensor
 Loads = npt.NDArray[np.int32]
 LoadListener = Callable[[int, Loads], None]
 """Told of every event that had to load: its layer, and rows of expert, slot, layer and expert that left."""
+
+_PIN_TRIES = 3  # what the RAM tier has just read for a pin may have to leave it before it is copied
 
 
 class CachingEngine(Engine):
@@ -117,15 +119,29 @@ class CachingEngine(Engine):
     def _pinning(self, keys: Sequence[ExpertKey]) -> Iterator[object]:
         step = max(1, BATCH_BYTES // self.catalog.slot_bytes)
         for at in range(0, len(keys), step):
-            batch = keys[at : at + step]
-            with self._lock:
-                here = [key for key in batch if self.controller.table.slot_of[key] >= 0]
-                self.controller.pin(here)
-            yield from self.bring_in([key for key in batch if key not in here], pin=True)
+            absent = self._pin_residents(keys[at : at + step])
+            for _ in range(_PIN_TRIES):
+                yield from self.bring_in(absent, pin=True)
+                absent = self._pin_residents(absent)
+            if absent:
+                raise BudgetError(
+                    f"{len(absent)} experts to pin find no slot: pin fewer, or give the cache more memory"
+                )
+
+    def _pin_residents(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
+        """Pin those that are here; returns the others."""
+        with self._lock:
+            here = {key for key in keys if self.controller.table.slot_of[key] >= 0}
+            self.controller.pin(here)
+        return [key for key in keys if key not in here]
 
     @abstractmethod
     def bring_in(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
         """Bring experts into empty slots in the background, a batch at every step; pins evict the weakest."""
+
+    @abstractmethod
+    def load_bytes(self) -> npt.NDArray[np.int64]:
+        """What one load of each expert moves: [layers, experts]."""
 
     @property
     @abstractmethod

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
@@ -106,6 +108,13 @@ class CpuEngine(CachingEngine):
     def bring_in(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
         """Bring experts into empty slots in the background, a batch at every step; pins evict the weakest."""
         yield from self._background.steps(order, pin=pin)
+
+    def load_bytes(self) -> npt.NDArray[np.int64]:
+        """What is read for each expert: [layers, experts]."""
+        sizes = np.zeros((self.shape.layers, self.shape.experts), np.int64)
+        for layer, source in enumerate(self.catalog.layers):
+            sizes[layer, : len(source.experts)] = [source.read_bytes(expert) for expert in range(len(source.experts))]
+        return sizes
 
     @property
     def background_bytes(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
@@ -77,6 +78,8 @@ class DeviceEngine(CachingEngine):
         self._upload = 0
         self._arrived: tuple[Loads | None, set[int]] = None, set()
         self._host_reader = host.background(self._lock)
+        if self._host_reader is not None:
+            self._host_reader.before_reading = self.streams.wait_for_copies
         self._background_bytes = 0
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
@@ -209,7 +212,7 @@ class DeviceEngine(CachingEngine):
         """
         for batch in [list(order)] if pin else _chunks(order, GROUP):
             if self._host_reader is not None:
-                self._host_reader.bring(batch)
+                self._host_reader.bring(batch, evict=pin)
             yield self._copy_in(batch, pin)
 
     def _copy_in(self, keys: Sequence[ExpertKey], pin: bool) -> int:
@@ -228,6 +231,11 @@ class DeviceEngine(CachingEngine):
         self.streams.block_until(landed)
         with self._lock:
             return sum(self.landing.seat(key, slot, pin=pin) for key, slot in held.items())
+
+    def load_bytes(self) -> npt.NDArray[np.int64]:
+        """What is copied for each expert: [layers, experts]."""
+        used = [[source.layout.used_bytes] for source in self.catalog.layers]
+        return np.repeat(np.array(used, np.int64), self.shape.experts, axis=1)
 
     @property
     def background_bytes(self) -> int:
