@@ -172,9 +172,13 @@ class SlowDecay(SlowPolicy):
         for expert, count in zip(event.experts, event.counts, strict=True):
             self.history[event.layer, expert].append((cache.passes[event.layer], count))
 
-    def score(self, cache, event, key):
+    def decayed(self, cache, event, key):
+        """The uses of an expert, each at half its weight per half-life of passes."""
         now = cache.passes[key[0]]
-        total = sum(count * 0.5 ** ((now - then) / self.half_life_passes) for then, count in self.history[key])
+        return sum(count * 0.5 ** ((now - then) / self.half_life_passes) for then, count in self.history[key])
+
+    def score(self, cache, event, key):
+        total = self.decayed(cache, event, key)
         return math.log2(total) if total > 0 else -math.inf
 
 
@@ -198,20 +202,70 @@ class SlowWindow(SlowPolicy):
         return sum(uses.get(key[1], 0) for _, uses in self.held[key[0]])
 
 
+class SlowAuto(SlowPolicy):
+    """Several policies learn side by side; the least surprised one is asked, the first of equals."""
+
+    def __init__(self, admission, candidates, count_of):
+        super().__init__(admission)
+        self.candidates, self.count_of = candidates, count_of
+        self.surprise_bits = [0.0] * len(candidates)
+
+    def observe(self, cache, event):
+        if event.phase == Phase.DECODE:
+            fresh = 1 / (150 * cache.shape.layers)
+            for i, candidate in enumerate(self.candidates):
+                bits = self._bits_per_use(cache, event, candidate)
+                self.surprise_bits[i] += fresh * (bits - self.surprise_bits[i])
+        for candidate in self.candidates:
+            candidate.observe(cache, event)
+
+    def _bits_per_use(self, cache, event, candidate):
+        """The code length of the event's experts by their share of the counts, each with 0.03 uses extra."""
+        keys = [(event.layer, expert) for expert in range(cache.shape.experts)]
+        counts = [float(self.count_of(candidate, cache, event, key)) + 0.03 for key in keys]
+        return -sum(math.log2(counts[expert] / sum(counts)) for expert in event.experts) / len(event.experts)
+
+    def is_undecided(self):
+        """Whether the two least surprised are as good as equal."""
+        first, second = sorted(self.surprise_bits)[:2]
+        return second - first < 1e-9
+
+    def score(self, cache, event, key):
+        best = min(range(len(self.candidates)), key=lambda i: self.surprise_bits[i])
+        return self.candidates[best].score(cache, event, key)
+
+
+def slow_decay(policy, admission):
+    """One half-life, or sixteen passes and seven others to choose from."""
+    if policy.half_life != "auto":
+        return SlowDecay(admission, half_life_passes=float(policy.half_life))
+    candidates = [SlowDecay(half_life_passes=passes) for passes in (16, 2, 4, 8, 32, 64, 128, 256)]
+    return SlowAuto(admission, candidates, SlowDecay.decayed)
+
+
+def slow_window(policy, admission):
+    """One window, or 64 tokens and five others to choose from."""
+    if policy.tokens != "auto":
+        return SlowWindow(admission, tokens=int(policy.tokens))
+    candidates = [SlowWindow(tokens=tokens) for tokens in (64, 16, 32, 128, 256, 512)]
+    return SlowAuto(admission, candidates, SlowWindow.score)
+
+
 @dataclass
 class SlowSlru(SlowPolicy):
     """Two segments; `since` is the time of entry, or of the last use in there."""
 
     share: float = 0.75
-    hint: bool = False
+    hint: SlowDecay | None = None
     since: dict = field(default_factory=lambda: defaultdict(int))
     protected: set = field(default_factory=set)
 
     def observe(self, cache, event):
-        for expert, count in zip(event.experts, event.counts, strict=True):
+        if self.hint:
+            self.hint.observe(cache, event)
+        for expert in event.experts:
             key = (event.layer, expert)
             self.since[key] = cache.tick
-            self.uses[key] += count
             if key in cache.resident:
                 self.protected.add(key)
             else:
@@ -234,7 +288,7 @@ class SlowSlru(SlowPolicy):
     def score(self, cache, event, key):
         if key in self.protected:
             return (1, self.since[key])
-        return (0, self.uses[key] if self.hint else self.since[key])
+        return (0, self.hint.score(cache, event, key) if self.hint else self.since[key])
 
 
 @dataclass
@@ -351,11 +405,12 @@ def slow_policy(policy, shape, events):
     if policy.name == "lfu":
         return SlowLfu(admission) if policy.history else SlowLfuForgets(admission)
     if policy.name == "decay":
-        return SlowDecay(admission, half_life_passes=policy.half_life)
+        return slow_decay(policy, admission)
     if policy.name == "window":
-        return SlowWindow(admission, tokens=policy.tokens)
+        return slow_window(policy, admission)
     if policy.name == "slru":
-        return SlowSlru(admission, share=policy.protected, hint=policy.hint)
+        hint = SlowDecay(half_life_passes=policy.hint_half_life) if policy.hint else None
+        return SlowSlru(admission, share=policy.protected, hint=hint)
     if policy.name == "belady":
         return SlowBelady("late" if policy.bypass else admission, events=list(events))
     if policy.name == "blend":

@@ -230,6 +230,24 @@ def test_text_of_a_policy_parses_to_it(name):
     assert parse(other.spec) == other
 
 
+@pytest.mark.parametrize(
+    ("spec", "shortest"),
+    [
+        ("decay:half_life=16.0", "decay"),
+        ("decay:half_life=8.0", "decay:half_life=8"),
+        ("decay:half_life=0.1", "decay:half_life=0.1"),
+        ("decay:half_life=auto", "decay:half_life=auto"),
+        ("window:tokens=064", "window"),
+        ("window:tokens=auto", "window:tokens=auto"),
+        ("slru:hint=on,hint_half_life=16", "slru:hint=on"),
+        ("slru:hint=on,hint_half_life=inf", "slru:hint=on,hint_half_life=inf"),
+    ],
+)
+def test_one_policy_has_one_text(spec, shortest):
+    assert parse(spec).spec == shortest
+    assert parse(shortest) == parse(spec)
+
+
 TOY = """
     from dataclasses import dataclass
     from typing import Any, ClassVar, NamedTuple
@@ -287,11 +305,13 @@ def test_a_new_file_is_a_new_policy(tmp_path, monkeypatch):
         ("nothing", 'no policy is called "nothing"; there are belady, '),
         ("lru:half_life=3", 'lru has no option "half_life"; it has admit'),
         ("lru:admit", r'lru has no option "admit"; it has admit \(write name=value\)'),
-        ("decay:half_life=long", 'half_life must be a number, not "long"'),
+        ("decay:half_life=long", 'half_life must be a number or auto, not "long"'),
         ("decay:half_life=0", "half_life must be a positive number"),
         ("decay:half_life=nan", "half_life must be a positive number"),
         ("window:tokens=0", "tokens must be 1 to 4096"),
+        ("window:tokens=1.5", 'tokens must be a number or auto, not "1.5"'),
         ("slru:protected=1.5", "protected must be a share of the slots"),
+        ("slru:hint_half_life=0", "hint_half_life must be a positive number of tokens, or inf"),
         ("slru:hint=maybe", 'hint is on or off, not "maybe"'),
         ("lru:admit=never", 'admit must be one of always, score, late, free, not "never"'),
         ("blend:transitions=maybe", 'transitions is on, off or auto, not "maybe"'),

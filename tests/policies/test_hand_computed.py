@@ -113,6 +113,46 @@ def test_decay_ages_by_the_passes_of_its_own_layer():
     assert replay("decay:half_life=1", decode(shape, rows), 3, Scope.POOL)[1] == [(1, 1)]
 
 
+def state_after(spec, asked, experts=2):
+    """The policy's state after the events of one layer."""
+    events = one_layer(experts, 1, asked)
+    controller = Controller(SlotPlan(events.shape, 1), parse(spec))
+    controller.replay(events)
+    return controller.state
+
+
+@pytest.mark.parametrize(
+    ("asked", "half_life"),
+    [
+        ([[0]], 16),  # nobody knew anything: all say one half
+        ([[0], [1]], 2),  # who forgot most of 0 is least surprised by 1
+        ([[0], [0]], 256),  # who remembers 0 best is least surprised by 0
+        ([[0], [0], [1]], 2),  # one large surprise outweighs the small difference before
+    ],
+)
+def test_decay_takes_the_half_life_that_foresees_best(asked, half_life):
+    state = state_after("decay:half_life=auto", asked)
+    assert state.half_life[state.chosen[0]] == half_life
+
+
+def test_decay_is_surprised_in_bits_per_use():
+    # First 1 bit: two experts, nothing known. Then 1 is asked for, which has only the 0.03 that everyone is granted,
+    # while 0 has one use, aged by one pass to 1 / sqrt(2), and its own 0.03.
+    state = state_after("decay:half_life=auto", [[0], [1]])
+    second = -math.log2(0.03 / (1 / math.sqrt(2) + 0.06))
+    at_two = state.surprise[state.half_life.tolist().index(2)]
+    assert at_two == pytest.approx(1 / 150 + (second - 1 / 150) / 150, abs=1e-15)
+
+
+@pytest.mark.parametrize("spec", ["decay:half_life=auto", "window:tokens=auto"])
+def test_a_prompt_is_counted_and_not_judged(spec):
+    shape = ModelShape(1, 4, 1)
+    rows = [(0, {0: 3, 1: 1}, 3, Phase.PREFILL), (0, {2: 2}, 2, Phase.PREFILL)]
+    controller = Controller(SlotPlan(shape, 2), parse(spec))
+    controller.replay(make_events(shape, rows))
+    assert not controller.state.surprise.any()
+
+
 # window
 
 
@@ -128,7 +168,20 @@ def test_window_takes_a_long_prompt_in_proportion():
     controller = Controller(SlotPlan(shape, 2), parse("window:tokens=4"))
     controller.replay(make_events(shape, rows))
     # 8 tokens shrink to the window's 4, which also push out the pass before.
-    assert controller.state.uses.tolist() == [[4.0, 1.0, 0.0, 0.0]]
+    assert controller.state.uses.tolist() == [[[4.0, 1.0, 0.0, 0.0]]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "window"),
+    [
+        ([[0]] * 16 + [[1]], 64),  # all windows hold the same sixteen, and are surprised alike
+        ([[0]] * 16 + [[1]] * 2, 16),  # the shortest has let one 0 go for the first 1
+        ([[0]] * 18, 64),  # the shortest holds sixteen of seventeen and is a little less sure; the others are equal
+    ],
+)
+def test_window_takes_the_size_that_foresees_best(asked, window):
+    state = state_after("window:tokens=auto", asked)
+    assert state.window[state.chosen[0]] == window
 
 
 # slru
@@ -155,6 +208,13 @@ def test_slru_hint_lets_uses_decide_on_probation():
     asked = [[0], [0], [0], [1], [2]]
     assert replay_one_layer("slru:protected=0", asked, 2)[1] == [0]
     assert replay_one_layer("slru:protected=0,hint=on", asked, 2)[1] == [1]
+
+
+def test_slru_hint_forgets():
+    # In pass 5 at half-life 1, 0 is worth 1/16 + 1/8 + 1/4 and 1 is worth 1/2; without forgetting, 3 and 1.
+    asked = [[0], [0], [0], [1], [2]]
+    assert replay_one_layer("slru:protected=0,hint=on,hint_half_life=1", asked, 2)[1] == [0]
+    assert replay_one_layer("slru:protected=0,hint=on,hint_half_life=inf", asked, 2)[1] == [1]
 
 
 def test_equals_are_demoted_by_expert_not_by_slot():

@@ -1,4 +1,4 @@
-"""Exponentially decayed counts: frequency that forgets at a chosen half-life."""
+"""Exponentially decayed counts: frequency that forgets at a chosen half-life, or at the one that foresees best."""
 
 from __future__ import annotations
 
@@ -8,52 +8,110 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.errors import PolicyError
+from hotset.policies.base import Ask, Policy, compiled
 from hotset.shape import ModelShape
+
+HALF_LIVES = (16.0, 2.0, 4.0, 8.0, 32.0, 64.0, 128.0, 256.0)
+"""The half-lives that auto tries; the first is used while none has done better."""
+
+_SMOOTH = 0.03  # uses that every expert is granted, so that a first use is no endless surprise
+_MEMORY = 150.0  # tokens over which surprise is averaged, about
 
 
 class DecayState(NamedTuple):
-    """The base-2 logarithm of each decayed count, carried forward to time zero so that it never needs ageing."""
+    """Counts on a base-2 logarithm, carried forward to time zero so that they never need ageing."""
 
-    level: Grid
-    half_life: Any
+    level: Any  # float64 [half-lives, layers, experts]
+    total: Any  # float64 [half-lives, layers], of all experts together; kept only when there is a choice
+    half_life: Any  # float64 [half-lives]
+    surprise: Any  # float64 [half-lives], bits per use, lately
+    chosen: Any  # int64 [1]
 
 
 @compiled
 def observe(state: DecayState, table: Any, ask: Ask) -> None:
     """Add this event's tokens at today's weight, 2 to the power of now / half-life."""
-    now = table.passes[ask.layer] / state.half_life[0]
+    choices = len(state.half_life)
+    if choices > 1:
+        for choice in range(choices):
+            _judge(state, table, ask, choice)
+        _choose(state)
+    for choice in range(choices):
+        now = table.passes[ask.layer] / state.half_life[choice]
+        level = state.level[choice, ask.layer]
+        for i in range(len(ask.experts)):
+            expert = ask.experts[i]
+            kept = 2.0 ** (level[expert] - now)
+            level[expert] = now + math.log2(kept + ask.counts[i])
+
+
+@compiled
+def _judge(state: DecayState, table: Any, ask: Ask, choice: int) -> None:
+    """How surprising this event was by the shares of the counts so far; prompts are counted, not foreseen."""
+    layer, level = ask.layer, state.level[choice, ask.layer]
+    now = table.passes[layer] / state.half_life[choice]
+    whole = 2.0 ** (state.total[choice, layer] - now)
+    uses, bits = 0, len(ask.experts) * math.log2(whole + _SMOOTH * len(level))
     for i in range(len(ask.experts)):
-        expert = ask.experts[i]
-        kept = 2.0 ** (state.level[ask.layer, expert] - now)
-        state.level[ask.layer, expert] = now + math.log2(kept + ask.counts[i])
+        uses += ask.counts[i]
+        bits -= math.log2(2.0 ** (level[ask.experts[i]] - now) + _SMOOTH)
+    state.total[choice, layer] = now + math.log2(whole + uses)
+    if ask.phase == 1:
+        fresh = 1.0 / (_MEMORY * state.level.shape[1])
+        state.surprise[choice] += fresh * (bits / len(ask.experts) - state.surprise[choice])
+
+
+@compiled
+def _choose(state: DecayState) -> None:
+    """The half-life with the least surprise; the first of equals."""
+    best = 0
+    for choice in range(1, len(state.half_life)):
+        if state.surprise[choice] < state.surprise[best]:
+            best = choice
+    state.chosen[0] = best
 
 
 @compiled
 def score(state: DecayState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """The decayed count on a logarithmic scale, aged by its layer's own time so that layers compare."""
-    return state.level[layer, expert] - table.passes[layer] / state.half_life[0]
+    chosen = state.chosen[0]
+    return state.level[chosen, layer, expert] - table.passes[layer] / state.half_life[chosen]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decay(Policy):
-    """The smallest exponentially decayed count leaves; half_life is in forward passes, so in tokens of one stream."""
+    """The smallest exponentially decayed count leaves; half_life is in forward passes, so in tokens of one stream.
+
+    With half_life=auto, counts are kept at eight half-lives, and the one that lately foresaw the uses best decides.
+    """
 
     name: ClassVar[str] = "decay"
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
-    half_life: float = 16.0
+    half_life: str = "16"
 
     def check(self) -> None:
-        """The half-life must be positive."""
-        self.require(
-            self.half_life > 0 and math.isfinite(self.half_life),
-            "half_life must be a positive number of tokens",
-        )
+        """The half-life must be positive, and is written as short as can be."""
+        if self.half_life == "auto":
+            return
+        try:
+            number = float(self.half_life)
+        except ValueError:
+            raise PolicyError(f'decay: half_life must be a number or auto, not "{self.half_life}"') from None
+        self.require(number > 0 and math.isfinite(number), "half_life must be a positive number of tokens")
+        object.__setattr__(self, "half_life", f"{number:.12g}")
 
     def start(self, shape: ModelShape) -> DecayState:
         """All counts are zero: minus infinity on the logarithmic scale."""
-        return DecayState(np.full((shape.layers, shape.experts), -np.inf), np.array([self.half_life]))
+        half_lives = np.array(HALF_LIVES if self.half_life == "auto" else [float(self.half_life)])
+        return DecayState(
+            np.full((len(half_lives), shape.layers, shape.experts), -np.inf),
+            np.full((len(half_lives), shape.layers), -np.inf),
+            half_lives,
+            np.zeros(len(half_lives)),
+            np.zeros(1, np.int64),
+        )
 
 
 POLICY = Decay

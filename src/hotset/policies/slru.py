@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,12 +15,12 @@ _ABOVE = 2.0**52  # lifts the protected segment above every probationary score
 
 
 class SlruState(NamedTuple):
-    """When an expert entered its segment, which one it is in, and how often it was used."""
+    """When an expert entered its segment, which one it is in, and how often it was used lately."""
 
     since: Grid
     protected: Any  # bool [layers, experts]
-    uses: Grid
-    options: Any  # float64: share of protected slots, frequency hint
+    level: Grid  # base-2 logarithm of the decayed uses, carried forward to time zero; kept only for the hint
+    options: Any  # float64: share of protected slots, frequency hint, its half-life
 
 
 @compiled
@@ -32,9 +33,20 @@ def observe(state: SlruState, table: Any, ask: Ask) -> None:
         promoted += hit and not state.protected[layer, expert]
         state.protected[layer, expert] = hit
         state.since[layer, expert] = ask.tick
-        state.uses[layer, expert] += ask.counts[i]
+    if state.options[1]:
+        _count(state, table, ask)
     if promoted:
         _demote(state, table, ask)
+
+
+@compiled
+def _count(state: SlruState, table: Any, ask: Ask) -> None:
+    """Add this event's tokens at today's weight, 2 to the power of now / half-life."""
+    now = table.passes[ask.layer] / state.options[2]
+    for i in range(len(ask.experts)):
+        expert = ask.experts[i]
+        kept = 2.0 ** (state.level[ask.layer, expert] - now)
+        state.level[ask.layer, expert] = now + math.log2(kept + ask.counts[i])
 
 
 @compiled
@@ -67,28 +79,35 @@ def score(state: SlruState, table: Any, ask: Ask, layer: int, expert: int) -> An
     """Recency within the segment, protected above all; with the hint, uses decide among the probationary."""
     if state.protected[layer, expert]:
         return _ABOVE + state.since[layer, expert]
-    return state.uses[layer, expert] if state.options[1] else state.since[layer, expert]
+    if state.options[1]:
+        return state.level[layer, expert] - table.passes[layer] / state.options[2]
+    return state.since[layer, expert]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slru(Policy):
-    """Segmented LRU (Karedla 1994); `hint` lets frequency decide among probationary victims."""
+    """Segmented LRU (Karedla 1994); `hint` lets frequency decide among probationary victims.
+
+    The hint forgets: uses lose half their weight in `hint_half_life` forward passes, or never when that is inf.
+    """
 
     name: ClassVar[str] = "slru"
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
     protected: float = 0.75
     hint: bool = False
+    hint_half_life: float = 16.0
 
     def check(self) -> None:
-        """The protected segment is a share of the slots."""
+        """The protected segment is a share of the slots, and the half-life is positive."""
         self.require(0 <= self.protected <= 1, "protected must be a share of the slots, 0 to 1")
+        self.require(self.hint_half_life > 0, "hint_half_life must be a positive number of tokens, or inf")
 
     def start(self, shape: ModelShape) -> SlruState:
         """Both segments are empty."""
         grid = (shape.layers, shape.experts)
-        options = np.array([self.protected, float(self.hint)])
-        return SlruState(np.zeros(grid), np.zeros(grid, np.bool_), np.zeros(grid), options)
+        options = np.array([self.protected, float(self.hint), self.hint_half_life])
+        return SlruState(np.zeros(grid), np.zeros(grid, np.bool_), np.full(grid, -np.inf), options)
 
 
 POLICY = Slru

@@ -2,80 +2,147 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.errors import PolicyError
+from hotset.policies.base import Ask, Policy, compiled
 from hotset.shape import ModelShape
+
+WINDOWS = (64, 16, 32, 128, 256, 512)
+"""The windows that auto tries; the first is used while none has done better."""
+
+_SMOOTH = 0.03  # uses that every expert is granted, so that a first use is no endless surprise
+_MEMORY = 150.0  # tokens over which surprise is averaged, about
 
 
 class WindowState(NamedTuple):
-    """The running sums, and per layer a ring of the passes inside the window."""
+    """The running sums of each window, and per layer one ring of the passes inside the longest."""
 
-    uses: Grid
-    ring: Any  # float32 [layers, window, experts], uses of one pass
-    ring_tokens: Any  # float64 [layers, window]
-    cursor: Any  # int64 [layers, 3]: oldest entry, number of entries, tokens held
+    uses: Any  # float64 [windows, layers, experts]
+    window: Any  # int64 [windows], tokens
+    held: Any  # int64 [windows, layers, 2]: passes and tokens inside
+    ring: Any  # float32 [layers, longest window, experts], uses of one pass
+    ring_tokens: Any  # int64 [layers, longest window]
+    newest: Any  # int64 [layers], where the next pass goes
+    surprise: Any  # float64 [windows], bits per use, lately
+    chosen: Any  # int64 [1]
 
 
 @compiled
 def observe(state: WindowState, table: Any, ask: Ask) -> None:
-    """Add this pass and drop the oldest ones until the window holds no more than its tokens."""
-    layer, window = ask.layer, state.ring.shape[1]
-    tokens = min(ask.tokens, window)
-    share = tokens / ask.tokens  # a prompt longer than the window fills it in its own proportions
-    while state.cursor[layer, 1] > 0 and state.cursor[layer, 2] + tokens > window:
-        oldest = state.cursor[layer, 0]
-        _add(state, layer, oldest, -1.0)
-        state.cursor[layer, 2] -= int(state.ring_tokens[layer, oldest])
-        state.cursor[layer, 0] = (oldest + 1) % window
-        state.cursor[layer, 1] -= 1
-    newest = (state.cursor[layer, 0] + state.cursor[layer, 1]) % window
-    for expert in range(state.ring.shape[2]):
-        state.ring[layer, newest, expert] = 0.0
-    for i in range(len(ask.experts)):
-        state.ring[layer, newest, ask.experts[i]] = ask.counts[i] * share
-    _add(state, layer, newest, 1.0)
-    state.ring_tokens[layer, newest] = tokens
-    state.cursor[layer, 1] += 1
-    state.cursor[layer, 2] += tokens
+    """Add this pass and drop the oldest ones until each window holds no more than its tokens."""
+    windows = len(state.window)
+    if windows > 1 and ask.phase == 1:
+        for choice in range(windows):
+            _judge(state, ask, choice)
+        _choose(state)
+    for choice in range(windows):
+        _make_room(state, ask, choice)
+    _record(state, ask)
+    for choice in range(windows):
+        _add(state, ask.layer, choice, state.newest[ask.layer], 1)
+    state.newest[ask.layer] = (state.newest[ask.layer] + 1) % state.ring.shape[1]
 
 
 @compiled
-def _add(state: WindowState, layer: int, entry: int, sign: float) -> None:
-    """Add or take away one pass of the ring."""
+def _judge(state: WindowState, ask: Ask, choice: int) -> None:
+    """How surprising this event was by the shares of the uses in one window."""
+    uses, whole, bits = state.uses[choice, ask.layer], 0.0, 0.0
+    for expert in range(len(uses)):
+        whole += uses[expert] + _SMOOTH
+    for i in range(len(ask.experts)):
+        bits -= math.log2((uses[ask.experts[i]] + _SMOOTH) / whole)
+    fresh = 1.0 / (_MEMORY * state.uses.shape[1])
+    state.surprise[choice] += fresh * (bits / len(ask.experts) - state.surprise[choice])
+
+
+@compiled
+def _choose(state: WindowState) -> None:
+    """The window with the least surprise; the first of equals."""
+    best = 0
+    for choice in range(1, len(state.window)):
+        if state.surprise[choice] < state.surprise[best]:
+            best = choice
+    state.chosen[0] = best
+
+
+@compiled
+def _make_room(state: WindowState, ask: Ask, choice: int) -> None:
+    """Let the oldest passes go until the new one fits."""
+    held, window = state.held[choice, ask.layer], state.window[choice]
+    while held[0] > 0 and held[1] + min(ask.tokens, window) > window:
+        _add(state, ask.layer, choice, (state.newest[ask.layer] - held[0]) % state.ring.shape[1], -1)
+
+
+@compiled
+def _record(state: WindowState, ask: Ask) -> None:
+    """Write this pass into the ring."""
+    newest = state.newest[ask.layer]
     for expert in range(state.ring.shape[2]):
-        state.uses[layer, expert] += sign * state.ring[layer, entry, expert]
+        state.ring[ask.layer, newest, expert] = 0.0
+    for i in range(len(ask.experts)):
+        state.ring[ask.layer, newest, ask.experts[i]] = ask.counts[i]
+    state.ring_tokens[ask.layer, newest] = ask.tokens
+
+
+@compiled
+def _add(state: WindowState, layer: int, choice: int, entry: int, sign: int) -> None:
+    """Add or take away one pass; a prompt longer than the window fills it in its own proportions."""
+    tokens = min(state.ring_tokens[layer, entry], state.window[choice])
+    share = sign * tokens / state.ring_tokens[layer, entry]
+    uses, row = state.uses[choice, layer], state.ring[layer, entry]
+    for expert in range(len(uses)):
+        uses[expert] += share * row[expert]
+    state.held[choice, layer, 0] += sign
+    state.held[choice, layer, 1] += sign * tokens
 
 
 @compiled
 def score(state: WindowState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
     """Uses inside the window, to the nearest thousandth so that sums of shares compare equal."""
-    return round(state.uses[layer, expert] * 1000.0)
+    return round(state.uses[state.chosen[0], layer, expert] * 1000.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window(Policy):
-    """The expert with the fewest uses among the layer's last `tokens` tokens leaves."""
+    """The expert with the fewest uses among the layer's last `tokens` tokens leaves.
+
+    With tokens=auto, six windows are kept, and the one that lately foresaw the uses best decides.
+    """
 
     name: ClassVar[str] = "window"
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
-    tokens: int = 64
+    tokens: str = "64"
 
     def check(self) -> None:
         """The window must hold something."""
-        self.require(1 <= self.tokens <= 4096, "tokens must be 1 to 4096")
+        if self.tokens == "auto":
+            return
+        try:
+            number = int(self.tokens)
+        except ValueError:
+            raise PolicyError(f'window: tokens must be a number or auto, not "{self.tokens}"') from None
+        self.require(1 <= number <= 4096, "tokens must be 1 to 4096")
+        object.__setattr__(self, "tokens", str(number))
 
     def start(self, shape: ModelShape) -> WindowState:
-        """An empty window."""
+        """Empty windows."""
+        windows = np.array(WINDOWS if self.tokens == "auto" else [int(self.tokens)])
+        number, longest = len(windows), int(windows.max())
         return WindowState(
-            np.zeros((shape.layers, shape.experts)),
-            np.zeros((shape.layers, self.tokens, shape.experts), np.float32),
-            np.zeros((shape.layers, self.tokens)),
-            np.zeros((shape.layers, 3), np.int64),
+            uses=np.zeros((number, shape.layers, shape.experts)),
+            window=windows,
+            held=np.zeros((number, shape.layers, 2), np.int64),
+            ring=np.zeros((shape.layers, longest, shape.experts), np.float32),
+            ring_tokens=np.zeros((shape.layers, longest), np.int64),
+            newest=np.zeros(shape.layers, np.int64),
+            surprise=np.zeros(number),
+            chosen=np.zeros(1, np.int64),
         )
 
 
