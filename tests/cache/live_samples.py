@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "policies"))
 
-from event_samples import make_events, random_budget, random_events, random_shape  # noqa: E402, F401 - for others
+from event_samples import make_events, random_budget, random_events, random_shape  # noqa: F401 - for others
 
-from hotset.cache import Controller, Scope, SlotPlan  # noqa: E402
-from hotset.policies import names, parse  # noqa: E402
-from hotset.shape import ModelShape  # noqa: E402
-from hotset.trace import Event, Phase  # noqa: E402
+from hotset.cache import Controller, Scope, SlotPlan
+from hotset.policies import names, parse
+from hotset.shape import ModelShape
+from hotset.trace import Event, Phase
 
 ONLINE = [name for name in names() if not parse(name).offline]
 SCOPES = list(Scope)

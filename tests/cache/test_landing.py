@@ -275,3 +275,24 @@ def test_pins_that_would_starve_a_layer_are_refused_when_they_arrive():
         landing.seat(second, held[second], pin=True)
     assert controller.pins() == [first]
     check_slots(controller, {})
+
+
+@pytest.mark.xfail(strict=True, reason="Controller.unpin forgets that the expert is still on its way")
+def test_a_held_slot_outlives_a_pin_that_came_and_went():
+    controller = cache_of(ModelShape(1, 8, 2), 5)
+    landing, key = Landing(controller), ExpertKey(0, 7)
+    held = {key: landing.hold(key)}
+    controller.pin([key])
+    controller.unpin([key])
+    for first in range(0, 6, 2):
+        ask(controller, 0, first, first + 1)
+        check_slots(controller, held)
+
+
+@pytest.mark.xfail(strict=True, reason="Landing.hold_all makes room for an expert that needs none")
+def test_nobody_is_evicted_for_an_expert_on_its_way():
+    controller, landing = full()
+    landing.hold_all([ExpertKey(0, 7)], evict=True)
+    before = controller.residents()
+    assert landing.hold_all([ExpertKey(0, 7)], evict=True) == {}
+    assert controller.residents() == before

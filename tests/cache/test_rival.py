@@ -124,8 +124,9 @@ def test_half_a_point_is_no_loss(monkeypatch, lost, told):
     monkeypatch.setattr(rival_module, "WINDOW_TOKENS", 1000)
     bench = Bench()
     asked = [0, 1, *[2] * (lost + 1)]  # static misses 2 each time, lru the first time only; then both have 1
-    bench.ask(*asked, *[1] * (500 - len(asked)))
-    bench.ask(*[1] * 500)
+    asked += [1] * (1000 - len(asked))
+    for at in range(0, 1000, 20):
+        bench.ask(*asked[at : at + 20])
     assert bench.rival.gain(1)["hits"] == -lost
     assert len(bench.said) == told
 
@@ -136,14 +137,12 @@ def test_a_loser_gives_way_and_the_live_cache_evicts_as_the_other_would(short_wi
     bench.ask(*asked)
     assert bench.live.policy == parse("lru")
     assert bench.rival.shadow.controller.policy == parse("static")
-    assert bench.said == ["static hit 60.0 points less than lru over the last 10 tokens: switched to lru"] or (
-        len(bench.said) == 1 and bench.said[0].endswith(": switched to lru")
-    )
+    assert bench.said == ["static hit 50.0 points less than lru over the last 10 tokens: switched to lru"]
     assert bench.rival.switches == [{"tokens": 10, "from": "static", "to": "lru"}]
     assert bench.live.residents() == [(0, 0), (0, 1), (0, 2)]  # whoever is here stays until somebody comes
     for expert in (5, 3, 0, 5, 1, 2, 3, 4):
         residents = [key.expert for key in bench.live.residents()]
-        oldest = min(residents, key=lambda resident: max(i for i, e in enumerate(asked) if e == resident))  # noqa: B023
+        oldest = min(residents, key=lambda resident: max(i for i, e in enumerate(asked) if e == resident))
         served = ask(bench.live, 0, expert)
         asked.append(expert)
         if expert in residents:

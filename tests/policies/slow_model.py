@@ -338,8 +338,8 @@ class SlowBlend(SlowPolicy):
     def _learn(self, layer, used):
         surprise = used - logistic(layer.value)
         gradient = layer.features @ surprise / self.experts
-        self.shared_energy += gradient**2
-        layer.energy += gradient**2
+        self.shared_energy = 0.98 * self.shared_energy + gradient**2 + 1e-12
+        layer.energy = 0.98 * layer.energy + gradient**2 + 1e-12
         self.shared += 0.05 * gradient / np.sqrt(self.shared_energy)
         layer.own += 0.05 * gradient / np.sqrt(layer.energy)
 

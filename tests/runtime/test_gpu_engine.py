@@ -104,6 +104,45 @@ def test_replaying_the_recorded_run_gives_the_same_loads(tokenizer: Any, policy:
     assert replayed.counters.as_dict()["hits"] == stats["hits"]
 
 
+@pytest.mark.parametrize("host_memory", ["auto", "40%"])
+def test_a_warm_start_fills_the_device_while_it_computes(tokenizer: Any, host_memory: str, tmp_path: Any) -> None:
+    expected = stock(torch.float32).generate(**prompt(tokenizer), max_new_tokens=64, do_sample=False)
+    options = {"memory": "25%", "host_memory": host_memory, "dtype": torch.float32, "device": "cuda"}
+    cold = hotset.load(reference.path(), learn=str(tmp_path / "p.safetensors"), **options)
+    assert torch.equal(cold.generate(**prompt(tokenizer), max_new_tokens=64, do_sample=False), expected)
+    cold.hotset.close()
+    model = hotset.load(reference.path(), profile=str(tmp_path / "p.safetensors"), pin="20%", **options)
+    poisoned = model.generate(**prompt(tokenizer), max_new_tokens=64, do_sample=False)
+    assert model.hotset.wait_until_warm(60)
+    again = model.generate(**prompt(tokenizer), max_new_tokens=64, do_sample=False)
+    stats, pins = model.hotset.stats(), model.hotset.pins()
+    engine = model.hotset.engine
+    rows, used = engine._rows.cpu().numpy(), engine.catalog.layers[0].layout.used_bytes
+    for key in engine.controller.residents():
+        slot = int(engine.controller.table.slot_of[key])
+        assert np.array_equal(rows[slot, :used], engine.fetch(*key)[:used])
+    model.hotset.close()
+    assert torch.equal(poisoned, expected)
+    assert torch.equal(again, expected)
+    assert len(pins) == 24
+    assert stats["background_bytes"] > 0
+    assert stats["warm_error"] is None
+    assert stats["hits"] + stats["misses"] == stats["asked"]
+
+
+def test_pins_change_on_a_running_device(tokenizer: Any) -> None:
+    expected = stock(torch.float32).generate(**prompt(tokenizer), max_new_tokens=32, do_sample=False)
+    model = hotset.load(reference.path(), memory="25%", host_memory="30%", dtype=torch.float32, device="cuda")
+    model.generate(**prompt(tokenizer), max_new_tokens=32, do_sample=False)
+    absent = [(0, e) for e in range(64) if model.hotset.engine.controller.table.slot_of[0, e] < 0][:6]
+    model.hotset.pin(absent)
+    assert sorted(model.hotset.pins()) == sorted(absent)
+    assert torch.equal(model.generate(**prompt(tokenizer), max_new_tokens=32, do_sample=False), expected)
+    model.hotset.unpin()
+    assert model.hotset.pins() == []
+    model.hotset.close()
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(96, 64), (1536, 2048), (257, 130)])

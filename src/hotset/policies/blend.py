@@ -24,6 +24,8 @@ FEATURES = RATES + 3
 
 _LANES = 8  # rows are padded to whole vectors, and sums run in fixed lanes: the same bits on every machine
 _LEARN_RATE = 0.05
+_FORGET = 0.98  # of squared gradients at each event: sums that only grow make every step smaller, and a change a trap
+_LEAST_ENERGY = 1e-12  # a feature that is always zero must not divide by zero
 _SPELL = 10.0  # passes; a resident that stays so long takes half of what holds for the next pass only
 _CHURN_RATE = 0.02
 _SMOOTH = 4.0  # a transition row starts as this many tokens of the all-time rate
@@ -42,7 +44,7 @@ class BlendState(NamedTuple):
     seen: Any  # float64 [layers], tokens
     shared: Any  # float64 [FEATURES]
     own: Any  # float64 [layers, FEATURES]
-    shared_energy: Any  # float64 [FEATURES], sums of squared gradients (AdaGrad)
+    shared_energy: Any  # float64 [FEATURES], sums of squared gradients that fade (AdaGrad that forgets)
     own_energy: Any  # float64 [layers, FEATURES]
     follows: Any  # float32 [layers, experts, padded experts], or empty: uses after each expert
     followed: Any  # float64 [layers, experts]
@@ -116,7 +118,10 @@ def _dot(a: Any, b: Any) -> Any:
 
 @compiled
 def _learn(state: BlendState, layer: int, used: Any) -> None:
-    """One AdaGrad step on the log-likelihood of what was used, for the shared weights and the layer's own."""
+    """One step on the log-likelihood of what was used, for the shared weights and the layer's own.
+
+    Steps are scaled by recent gradients (AdaGrad that forgets).
+    """
     num_experts = state.followed.shape[1]
     surprise, value = state.scratch[1], state.value[layer]
     for e in range(len(surprise)):
@@ -125,8 +130,9 @@ def _learn(state: BlendState, layer: int, used: Any) -> None:
         surprise[e] = 0.0
     for f in range(FEATURES):
         gradient = _dot(surprise, state.features[layer, f]) / num_experts
-        state.shared_energy[f] += gradient * gradient
-        state.own_energy[layer, f] += gradient * gradient
+        square = gradient * gradient + _LEAST_ENERGY
+        state.shared_energy[f] = _FORGET * state.shared_energy[f] + square
+        state.own_energy[layer, f] = _FORGET * state.own_energy[layer, f] + square
         state.shared[f] += _LEARN_RATE * gradient / math.sqrt(state.shared_energy[f])
         state.own[layer, f] += _LEARN_RATE * gradient / math.sqrt(state.own_energy[layer, f])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hotset.policies.base import Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
@@ -108,6 +109,12 @@ class Slru(Policy):
         grid = (shape.layers, shape.experts)
         options = np.array([self.protected, float(self.hint), self.hint_half_life])
         return SlruState(np.zeros(grid), np.zeros(grid, np.bool_), np.full(grid, -np.inf), options)
+
+    def shield(self, state: SlruState, table: Any, chosen: npt.NDArray[np.bool_]) -> None:
+        """Put these experts into the protected segment, and keep them there."""
+        super().shield(state, table, chosen)
+        state.protected[chosen] = True
+        state.since[chosen] = table.clock[0]
 
 
 POLICY = Slru
