@@ -65,7 +65,7 @@ class Interleaving(RuleBasedStateMachine):
         pins = self.controller.pins()
         before = set(self.controller.residents())
         found = self.landing.hold_all(wanted, evict=evict)
-        assert not found.keys() & (self.held.keys() | before)
+        assert not found.keys() & (self.held.keys() | set(self.controller.residents()))
         assert evict or before == set(self.controller.residents())
         assert self.controller.pins() == pins
         self.held |= found

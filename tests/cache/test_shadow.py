@@ -165,7 +165,7 @@ def test_a_logged_batch_keeps_its_counts():
 @pytest.mark.xfail(strict=True, reason="usage._write_down goes on with smaller events once a larger one did not fit")
 def test_a_log_that_has_ended_stays_ended():
     controller = cache_of(SHAPE, 6)
-    routed = [(i % 2, tuple(range(6 if i % 3 else 1))) for i in range(1000)]
+    routed = [(i % 2, tuple(range(6 if i % 5 else 1))) for i in range(1000)]
     for layer, experts in routed:
         ask(controller, layer, *experts)
     logged = [(event.layer, event.experts) for event in take_log(controller.usage, SHAPE)]

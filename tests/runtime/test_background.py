@@ -52,7 +52,7 @@ def greedy(model: Any, tokens: int = 40) -> Any:
 def load(kind: str) -> Any:
     if kind == "device":
         return load_on_device(128, 4, 256, plain_kernel)
-    model = hotset.load(reference.path(), memory="25%", dtype=torch.float32)
+    model = hotset.load(reference.path(), memory="25%", dtype=torch.float32, device="cpu")
     poison(model.hotset.engine.arena)
     return model
 

@@ -15,6 +15,7 @@ from hotset.models.choose import Settings, host_plan
 from hotset.models.handle import Handle
 from hotset.models.passes import PassWatcher
 from hotset.models.site import Forward, Site
+from hotset.models.tap import Tap
 from hotset.policies import parse
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.cpu import CpuEngine
@@ -52,7 +53,7 @@ def watch(model: Any, sites: list[Site], plan: SlotPlan, settings: Settings) -> 
     stock = [site.stock for site in sites if site.stock is not None]
     engine = StockEngine(Controller(plan, parse(settings.policy)), stock)
     handle = _handle(model, engine, sites)
-    handle.tap = lambda: [site.install(_forward(engine, layer, site)) for layer, site in enumerate(sites)]
+    handle.tap = Tap(lambda: [site.install(_forward(engine, layer, site)) for layer, site in enumerate(sites)])
     return handle
 
 

@@ -4,50 +4,43 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hotset.cache.counters import Count, Counters
-from hotset.cache.statistics import statistics_of
 from hotset.errors import HotsetError
 from hotset.models.fingerprint import fingerprint_of
+from hotset.models.insight import Insight
 from hotset.models.keeping import Keeper
 from hotset.models.learning import hottest_share
 from hotset.models.passes import PassWatcher
 from hotset.models.recording import Recording
-from hotset.models.requests import Request, RequestLog
 from hotset.models.shell import Shell
 from hotset.models.site import Site
+from hotset.models.tap import Tap
 from hotset.profile import Profile
 from hotset.profile.folder import locate
-from hotset.profile.statistics import Counts, History, Statistics
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.engine import Engine
 from hotset.shape import ExpertKey, format_size
 from hotset.trace import Phase
 
 
-class Handle:
+class Handle(Insight):
     """The cache of one model."""
 
     def __init__(self, model: Any, engine: Engine, sites: list[Site], watcher: PassWatcher) -> None:
-        self.engine = engine
+        super().__init__(engine, str(getattr(model.config, "_name_or_path", "") or type(model).__name__))
         self.sites = sites
         self.watcher = watcher
-        self.model_name = str(getattr(model.config, "_name_or_path", "") or type(model).__name__)
         self.notes: list[str] = []
         self.shells: list[Shell] = []
-        self.tap: Callable[[], list[Callable[[], None]]] = list  # sends calls here while recording, if they do not come
+        self.tap = Tap()
         self.profile: Profile | None = None
         self.fingerprint = fingerprint_of(model, sites)
         self._undo: list[Callable[[], Any]] = []
         self._before = engine.controller.counters()
-        self._background_before = 0
         self._keepers: dict[Path, Keeper] = {}
-        self._requests = RequestLog(engine)
         watcher.before_pass = self._requests.before
         self._observed = False
         self._closed = False
@@ -97,84 +90,15 @@ class Handle:
             "stall_s": clock.stall_s,
             "stall_share": clock.stall_s / clock.pass_s if clock.pass_s else 0.0,
             "pins": len(engine.controller.pins()),
-            "background_bytes": self._background_bytes(),
-            **self._learning(),
+            "background_bytes": self.background_bytes(),
+            **self.learning(),
         }
-
-    def _learning(self) -> dict[str, Any]:
-        """What the cache found out about itself: the gain over lru, warm pins, and how far a warm start has come."""
-        supervisor, engine = self.engine.supervisor, self.engine
-        found: dict[str, Any] = {"gain": None, "warm_pin": None, "warming": False, "warm_error": None}
-        if supervisor is not None and supervisor.rival is not None:
-            found["gain"] = supervisor.rival.gain(int(self._load_bytes.mean()), self._background_bytes())
-        if supervisor is not None and supervisor.warm_pin is not None:
-            found["warm_pin"] = supervisor.warm_pin.as_dict()
-        if isinstance(engine, CachingEngine) and engine.warmer is not None:
-            found["warming"] = engine.warmer.busy
-            found["warm_error"] = None if engine.warmer.error is None else str(engine.warmer.error)
-        return found
-
-    def _background_bytes(self) -> int:
-        engine = self.engine
-        return engine.background_bytes - self._background_before if isinstance(engine, CachingEngine) else 0
-
-    def _look(self) -> None:
-        if self.engine.supervisor is not None:
-            self.engine.supervisor.look()
-
-    def statistics(self) -> Statistics:
-        """All that is known of every expert since the model was loaded, as grids of layers and experts."""
-        engine = self.engine
-        with engine.quiet():
-            self._look()
-            history = History.empty() if engine.supervisor is None else engine.supervisor.history()
-            return statistics_of(engine.controller, *self._loads(), history)
-
-    def _loads(self) -> tuple[Counts, Counts]:
-        """Loads of every expert in the background, and what one load of it moves."""
-        if isinstance(self.engine, CachingEngine):
-            return self.engine.landing.warmed, self._load_bytes
-        nothing = np.zeros((self.engine.shape.layers, self.engine.shape.experts), np.int64)
-        return nothing, nothing
-
-    @cached_property
-    def _load_bytes(self) -> Counts:
-        return self._caching("load").load_bytes()
-
-    def top(self, layer: int, count: int = 10) -> list[dict[str, Any]]:
-        """The hottest experts of a layer now, each with its uses, hits, misses, loads, bytes, rate and last use."""
-        if not 0 <= layer < self.engine.shape.layers:
-            raise HotsetError(
-                f"there is no layer {layer}: the model has MoE layers 0 to {self.engine.shape.layers - 1}"
-            )
-        return self.statistics().top(layer, count)
-
-    def requests(self) -> list[Request]:
-        """The last requests, each with its activation matrix, its hits and its bytes; the last may be under way."""
-        with self.engine.quiet():
-            return self._requests.all()
-
-    def mark(self, label: str) -> None:
-        """Name what begins here, such as another workload; plots show it."""
-        if self.engine.supervisor is not None:
-            with self.engine.quiet():
-                self.engine.supervisor.mark(label)
-
-    def plot(self, path: str | Path | None = None, *, title: str = "") -> Any:
-        """Draw what is hot, resident and pinned, and hits over time: to a file, or as a matplotlib figure."""
-        from hotset.report.heat import figure_of, plot_statistics
-
-        name = title or Path(self.model_name).name
-        if path is None:
-            return figure_of(self.statistics(), name)
-        return plot_statistics(self.statistics(), path, title=name)
 
     def observe(self) -> None:
         """Count what is routed also where every expert fits and the model runs untouched; costs a little time."""
         if not self._observed:
             self._observed = True
-            for untap in self.tap():
-                self.on_close(untap)
+            self.on_close(self.tap.hold())
 
     def save_profile(self, name: str | Path, *, overwrite: bool = False) -> Path:
         """Add what was seen since the last save to a profile, a name or a path, and return its file.
@@ -221,11 +145,6 @@ class Handle:
             raise HotsetError(f"all experts are in memory: there is nothing to {what}")
         return self.engine
 
-    def wait_until_warm(self, timeout_s: float | None = None) -> bool:
-        """Wait until a warm start has filled the slots; false if it has not in that time."""
-        engine = self.engine
-        return not isinstance(engine, CachingEngine) or engine.warmer is None or engine.warmer.wait(timeout_s)
-
     def _phase(self, counters: Counters, phase: Phase) -> dict[str, Any]:
         rate = {"hit_rate": self._rate(counters, phase), "pass_tokens": self.engine.clock.tokens[phase]}
         return counters.as_dict(phase) | rate
@@ -241,9 +160,7 @@ class Handle:
             self._look()
             self._before = self.engine.controller.counters()
             self.engine.reset_clock()
-            self._background_before += self._background_bytes()
-            if self.engine.supervisor is not None and self.engine.supervisor.rival is not None:
-                self.engine.supervisor.rival.reset()
+            self._reset_learning()
 
     def trace(self, path: str | Path | None = None, *, meta: dict[str, str] | None = None) -> Recording:
         """Record what follows, until the `with` block ends, `stop()` is called or the model is closed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -98,6 +99,7 @@ class Warmer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hotset-warmer", daemon=True)
         self._thread.start()
+        atexit.register(self.stop)  # a thread that copies while the interpreter goes down takes it down with it
 
     def _run(self) -> None:
         try:
@@ -106,6 +108,8 @@ class Warmer:
                     return
         except HotsetError as error:  # demand will meet the same fault, with somebody there to hear of it
             self.error = error
+        finally:
+            atexit.unregister(self.stop)
 
     @property
     def busy(self) -> bool:
