@@ -52,6 +52,7 @@ MARK = Fingerprint("benchmark", "")
 
 LIVE_TOKENS, PROFILE_TOKENS, PAUSE_S = 64, 16, 2.0
 OWN, WRONG = "it", "python"
+RUNS = (("cold", 0.0), ("own", 0.0), ("wrong", 0.0), ("own", PAUSE_S), ("wrong", PAUSE_S))
 
 Rates = npt.NDArray[np.float64]  # [measures], percent
 
@@ -340,6 +341,7 @@ def learn(folder: Path, name: str, out: Path) -> Path:
 
 def live_run(folder: Path, known: Path | None, ids: list[int], pause_s: float) -> dict[str, Any]:
     """Load, wait or not, answer one prompt, and say when its tokens came and what was read."""
+    touch_memory()
     model, load_s = load_model(folder, known)
     loaded = time.perf_counter()
     fill: dict[str, Any] = {}
@@ -366,7 +368,7 @@ def live_run(folder: Path, known: Path | None, ids: list[int], pause_s: float) -
 
 
 def live(folder: Path, rounds: int) -> dict[str, Any]:
-    """Cold, own and wrong starts in turn, each prompt once at once and once after a pause."""
+    """Cold, own and wrong starts in turn; with a profile, each prompt is given at once and after a pause."""
     import torch
     from transformers.utils import logging
 
@@ -377,12 +379,22 @@ def live(folder: Path, rounds: int) -> dict[str, Any]:
         own, wrong = (learn(folder, name, Path(scratch)) for name in (OWN, WRONG))
         kinds: dict[str, Path | None] = {"cold": None, "own": own, "wrong": wrong}
         for number, ids in enumerate(prompts(folder, OWN)[:rounds]):
-            for pause_s in (0.0, PAUSE_S):
-                for kind in np.roll(list(kinds), number).tolist():
-                    row = {"round": number, "kind": kind, "pause_s": pause_s}
-                    rows.append(row | live_run(folder, kinds[kind], ids, pause_s))
-                    print({k: v for k, v in rows[-1].items() if k != "tokens"}, flush=True)
+            for kind, pause_s in _in_turn(number):
+                row = {"round": number, "kind": kind, "pause_s": pause_s}
+                rows.append(row | live_run(folder, kinds[kind], ids, pause_s))
+                print({k: v for k, v in rows[-1].items() if k != "tokens"}, flush=True)
     return live_figures(folder, rows)
+
+
+def _in_turn(number: int) -> list[tuple[str, float]]:
+    """The runs of a round, beginning with another one each time; a cold start gains nothing by a pause."""
+    first = number % len(RUNS)
+    return [*RUNS[first:], *RUNS[:first]]
+
+
+def touch_memory() -> None:
+    """Take as much memory as the slots need, and give it back: in a virtual machine new memory is slow at first."""
+    np.ones(1200 << 17)
 
 
 def live_figures(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -396,7 +408,7 @@ def live_figures(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "fill_s": statistics.median(row["fill_s"] for row in fills),
         "fill_bytes": statistics.median(row["fill_bytes"] for row in fills),
         "fill_bytes_per_s": statistics.median(row["fill_bytes"] / row["fill_s"] for row in fills),
-        "medians": [_medians(rows, kind, pause) for pause in (0.0, PAUSE_S) for kind in ("cold", "own", "wrong")],
+        "medians": [_medians(rows, kind, pause_s) for kind, pause_s in RUNS],
         "runs": [{key: value for key, value in row.items() if key != "tokens"} for row in rows],
     }
 
@@ -411,7 +423,7 @@ def _described(folder: Path) -> str:
 
 def _medians(rows: list[dict[str, Any]], kind: str, pause_s: float) -> dict[str, Any]:
     chosen = [row for row in rows if (row["kind"], row["pause_s"]) == (kind, pause_s)]
-    cold = [row for row in rows if (row["kind"], row["pause_s"]) == ("cold", pause_s)]
+    cold = [row for row in rows if row["kind"] == "cold"]
     names = (
         "first_token_s", "first_64_tokens_s", "prompt_demand_bytes", "demand_bytes", "background_bytes",
         "prefill_hit_rate", "decode_hit_rate", "stall_s", "cpu_s", "load_s", "load_average",
@@ -448,7 +460,8 @@ def main() -> None:
         {
             "unit": "hit rate in percent; decode_N: the first N decode tokens; session_64: whole passes until 64 "
             "tokens, prompt included; first_prompt: the prompt alone; by experts asked for, or by token: every "
-            "pair of a token with an expert that was resident when its event began is a hit",
+            "pair of a token with an expert that was resident when its event began is a hit, so that an expert read "
+            "once for a prompt counts as missed by all its tokens: bytes follow the experts asked for",
             "starts": f"profile of one half of the requests, judged on the other half in {ORDERS} orders; wrong is the "
             f"mean of up to {WRONGS} other workloads; prior {PRIOR_TOKENS} tokens; slots filled before the first token",
             "fill_bound": "slots of a layer / (64 tokens * top_k): what a filled cache can save once, in points",

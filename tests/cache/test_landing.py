@@ -277,7 +277,6 @@ def test_pins_that_would_starve_a_layer_are_refused_when_they_arrive():
     check_slots(controller, {})
 
 
-@pytest.mark.xfail(strict=True, reason="Controller.unpin forgets that the expert is still on its way")
 def test_a_held_slot_outlives_a_pin_that_came_and_went():
     controller = cache_of(ModelShape(1, 8, 2), 5)
     landing, key = Landing(controller), ExpertKey(0, 7)
@@ -289,7 +288,6 @@ def test_a_held_slot_outlives_a_pin_that_came_and_went():
         check_slots(controller, held)
 
 
-@pytest.mark.xfail(strict=True, reason="Landing.hold_all makes room for an expert that needs none")
 def test_nobody_is_evicted_for_an_expert_on_its_way():
     controller, landing = full()
     landing.hold_all([ExpertKey(0, 7)], evict=True)

@@ -72,11 +72,11 @@ def test_a_log_that_nobody_reads_ends_and_the_statistics_go_on():
 def test_a_log_that_is_not_full_takes_another_whole_pass(width):
     controller = cache_of(SHAPE, 6)
     passes = 0
-    while not log_is_full(controller.usage, SHAPE):
+    while passes < 99 and not log_is_full(controller.usage, SHAPE):
         for layer in range(SHAPE.layers):
             ask(controller, layer, *range(width), tokens=9, phase=Phase.PREFILL)
         passes += 1
-    assert passes > 1
+    assert 1 < passes < 99
     assert len(take_log(controller.usage, SHAPE)) == passes * SHAPE.layers
 
 
@@ -162,7 +162,6 @@ def test_a_logged_batch_keeps_its_counts():
     assert logged.phase.tolist() == [Phase.DECODE, Phase.PREFILL]
 
 
-@pytest.mark.xfail(strict=True, reason="usage._write_down goes on with smaller events once a larger one did not fit")
 def test_a_log_that_has_ended_stays_ended():
     controller = cache_of(SHAPE, 6)
     routed = [(i % 2, tuple(range(6 if i % 5 else 1))) for i in range(1000)]

@@ -200,7 +200,6 @@ def test_the_supervisor_does_not_change_what_the_cache_does():
     assert watched.residents() == alone.residents()
 
 
-@pytest.mark.xfail(strict=True, reason="Supervisor.look drops the hits of a span without new tokens")
 def test_looks_in_the_middle_of_a_pass_lose_nothing():
     live, supervisor, _ = supervised(shape=SMALL, slots=8)
     for layer in (0, 1):

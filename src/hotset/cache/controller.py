@@ -11,13 +11,15 @@ import numpy.typing as npt
 from hotset.cache.counters import Counters
 from hotset.cache.kernel import kernels_of
 from hotset.cache.plan import Scope, SlotPlan
-from hotset.cache.table import FOREVER, make_table
+from hotset.cache.table import COMING, FOREVER, make_table
 from hotset.cache.usage import make_usage
 from hotset.errors import BudgetError, HotsetError
 from hotset.policies import Admit, Grid, Policy, restore_state, save_state
 from hotset.shape import ExpertKey
 from hotset.trace import Event, Phase
 from hotset.trace.events import EventTable
+
+_LESSONS = 8  # parts in which a past is taught, so that a sliding window forgets it bit by bit
 
 
 class Load(NamedTuple):
@@ -53,6 +55,7 @@ class Controller:
         self.state = policy.start(plan.shape)
         self.table = make_table(plan, floors=policy.admission is not Admit.LATE)
         self.usage = make_usage(plan.shape)
+        self.coming: dict[ExpertKey, int] = {}  # who is on the way to a slot held for it, and when it was last used
         self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
         self._kernels = kernels_of(type(policy))
         self._nobody = np.zeros(0, np.int32)
@@ -146,10 +149,11 @@ class Controller:
         hottest_last = np.argsort(np.argsort(rates, axis=1, kind="stable"), axis=1)
         fresh = self.table.last == 0  # among equals the hotter counts as used later, which is all that recency can know
         self.table.last[fresh] = (hottest_last - rates.shape[1])[fresh]
+        parts = np.diff(np.linspace(0, tokens, min(tokens, _LESSONS) + 1).astype(int)).tolist()
         for layer, row in enumerate(rates):
             experts = np.flatnonzero(row > 0).astype(np.int32)
-            if len(experts) and tokens:
-                self._kernels.teach(self.table, self.state, layer, experts, row[experts] * tokens, tokens)
+            for part in parts if len(experts) else ():
+                self._kernels.teach(self.table, self.state, layer, experts, row[experts] * part, part)
 
     def adopt(self, other: Controller) -> None:
         """Exchange policies, with all that they learnt, with another cache of the same plan; who is resident stays."""
@@ -174,7 +178,7 @@ class Controller:
     def unpin(self, keys: Iterable[ExpertKey]) -> None:
         """Let these experts be evicted again."""
         for key in {self._known(key) for key in keys} & set(self.pins()):
-            self.table.last[key] = self.table.clock[0]
+            self.table.last[key] = COMING if key in self.coming else self.table.clock[0]
         self._count_pins()
 
     def pins(self) -> list[ExpertKey]:

@@ -18,18 +18,17 @@ class Landing:
         self.controller = controller
         shape = controller.plan.shape
         self.warmed = np.zeros((shape.layers, shape.experts), np.int64)
-        self._before: dict[ExpertKey, int] = {}
 
     def hold(self, key: ExpertKey) -> int | None:
         """Hold an empty slot for an expert; None if there is none, or the expert is here or on its way."""
         table, (layer, expert) = self.controller.table, key
         group = int(table.group_of[layer])
-        if table.slot_of[key] >= 0 or key in self._before or not table.num_free[group]:
+        if table.slot_of[key] >= 0 or key in self.controller.coming or not table.num_free[group]:
             return None
         table.num_free[group] -= 1
         slot = int(table.free[table.bounds[group] + table.num_free[group]])
         table.layer_in[slot], table.expert_in[slot] = layer, expert
-        self._before[key] = int(table.last[key])
+        self.controller.coming[key] = int(table.last[key])
         table.last[key] = COMING
         return slot
 
@@ -37,7 +36,7 @@ class Landing:
         """Hold a slot for each expert that needs one and finds one, evicting the weakest if that is allowed."""
         held = {}
         for key in keys:
-            if evict and self.controller.table.slot_of[key] < 0:
+            if evict and self.controller.table.slot_of[key] < 0 and key not in self.controller.coming:
                 self.make_room(key.layer)
             if (slot := self.hold(key)) is not None:
                 held[key] = slot
@@ -64,7 +63,7 @@ class Landing:
         self.controller.vacate(key.layer, slot)
 
     def _restore(self, key: ExpertKey) -> None:
-        before = self._before.pop(key)
+        before = self.controller.coming.pop(key)
         if self.controller.table.last[key] != FOREVER:
             self.controller.table.last[key] = before
 
@@ -82,4 +81,4 @@ class Landing:
     @property
     def held(self) -> int:
         """The slots that wait for their experts."""
-        return len(self._before)
+        return len(self.controller.coming)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -48,13 +49,15 @@ def learnt(controller: Controller) -> State:
 def _recall(controller: Controller, saved: State, prior_tokens: int) -> None:
     """Take up what was learnt; sums are cut down to what so many tokens would have brought."""
     weight = float(saved[_WEIGHT][0]) if saved.get(_WEIGHT, np.zeros(0)).shape == (1,) else 0.0
-    if weight <= 0:
+    if not 0 < weight < math.inf:
         return
     kept = min(1.0, prior_tokens / weight)
     state = controller.state._asdict()
     for name, how in controller.policy.carries.items():
         array: npt.NDArray[Any] | None = saved.get(f"{how}.{name}")
         if array is None or array.shape != state[name].shape or not np.isfinite(array).all():
+            continue
+        if how == "sum" and (array < 0).any():
             continue
         state[name][...] = array if how == "mean" else array * kept
     controller.recalled_tokens = round(weight * kept)

@@ -39,10 +39,12 @@ class Rival:
         self._total = _Span(0, 0, 0, 0)
         self._tokens_ever = 0
 
-    def take(self, events: EventTable) -> None:
-        """Let the shadow serve what the live cache has served, and compare."""
-        self.shadow.take(events)
+    def take(self, events: EventTable | None) -> None:
+        """Let the shadow serve what the live cache has served, and compare; None where not all of it is known."""
         tokens, hits, misses = self._tallies[0].look()
+        if events is None:
+            return
+        self.shadow.take(events)
         _, other_hits, _ = self._tallies[1].look()
         span = _Span(tokens, hits, other_hits, hits + misses)
         self._tokens_ever += tokens

@@ -9,9 +9,10 @@ from numba import njit
 
 from hotset.cache.controller import Controller
 from hotset.cache.counters import Count, Counters
-from hotset.cache.usage import LOGGED_PASSES, Usage
+from hotset.cache.table import COMING
+from hotset.cache.usage import LOG_HEADER, LOGGED_PASSES, Usage
 from hotset.policies import parse
-from hotset.shape import ModelShape
+from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Phase
 from hotset.trace.events import EventTable
 
@@ -24,10 +25,15 @@ def log_is_full(usage: Usage, shape: ModelShape) -> bool:
     )
 
 
+def log_is_whole(usage: Usage) -> bool:
+    """Whether the log holds all events since it was last read."""
+    return bool(usage.log[2] == 0)
+
+
 def take_log(usage: Usage, shape: ModelShape) -> EventTable:
     """The events since the last call, as the simulator takes them; the log is empty afterwards."""
-    number = int(usage.log[0])
-    entries = (int(usage.log[1]) - 2 - 4 * number) // 2
+    number, end = usage.log[:2].tolist()
+    entries = (end - LOG_HEADER - 4 * number) // 2
     table = EventTable(
         shape,
         start=np.zeros(number + 1, np.int64),
@@ -39,13 +45,13 @@ def take_log(usage: Usage, shape: ModelShape) -> EventTable:
         count=np.zeros(entries, np.int32),
     )
     _unpack(usage.log, table.start, table.layer, table.tokens, table.phase, table.expert, table.count)
-    usage.log[:2] = 0, 2
+    usage.log[:LOG_HEADER] = 0, LOG_HEADER, 0
     return table
 
 
 @njit(cache=True, nogil=True)
 def _unpack(log: Any, start: Any, layer: Any, tokens: Any, phase: Any, expert: Any, count: Any) -> None:
-    at, entry = 2, 0
+    at, entry = LOG_HEADER, 0
     for event in range(len(layer)):
         layer[event], tokens[event], phase[event] = log[at], log[at + 1], log[at + 2]
         size = log[at + 3]
@@ -70,7 +76,19 @@ class Shadow:
         for name, array in live.table._asdict().items():
             getattr(shadow.controller.table, name)[...] = array
         shadow.controller.restore(live.save())
+        shadow._forget_coming(live.coming)
         return shadow
+
+    def _forget_coming(self, coming: dict[ExpertKey, int]) -> None:
+        """Empty the slots held for experts on their way: nothing ever arrives here."""
+        table = self.controller.table
+        for (layer, expert), before in coming.items():
+            same = (table.layer_in == layer) & (table.expert_in == expert)
+            for slot in np.flatnonzero(same).tolist():
+                if slot != table.slot_of[layer, expert]:
+                    self.controller.vacate(layer, slot)
+            if table.last[layer, expert] == COMING:
+                table.last[layer, expert] = before
 
     def take(self, events: EventTable) -> None:
         """Serve what the live cache was asked for."""

@@ -12,6 +12,7 @@ _MEMORY = 0.8  # of the habit: a span counts for half after three more
 _SETTLE = 4  # spans before a shift can be told from noise
 _DROP = 0.15
 _SIGMAS = 4.0
+_SIGMA_PER_MAD = 1.4826  # of a normal distribution
 
 
 class ShiftWatch:
@@ -19,6 +20,7 @@ class ShiftWatch:
 
     def __init__(self) -> None:
         self._habit: Grid | None = None
+        self._last: Grid | None = None  # not part of the habit yet: a change in its middle would hide itself
         self._likeness: list[float] = []
 
     def take(self, uses: Grid) -> bool:
@@ -31,17 +33,20 @@ class ShiftWatch:
             self._begin(uses)
             return True
         self._likeness.append(likeness)
-        self._habit = _MEMORY * self._habit + uses
+        if self._last is not None:
+            self._habit = _MEMORY * self._habit + self._last
+        self._last = uses.astype(float)
         return False
 
     def _begin(self, uses: Grid) -> None:
-        self._habit = uses.astype(float)
+        self._habit, self._last = uses.astype(float), None
         self._likeness = []
 
     def _is_break(self, likeness: float) -> bool:
         if len(self._likeness) < _SETTLE:
             return False
-        usual, spread = float(np.mean(self._likeness[-16:])), float(np.std(self._likeness[-16:]))
+        usual = float(np.median(self._likeness[-16:]))
+        spread = _SIGMA_PER_MAD * float(np.median(np.abs(np.array(self._likeness[-16:]) - usual)))
         return likeness < usual - max(_DROP, _SIGMAS * spread)
 
 

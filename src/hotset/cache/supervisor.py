@@ -9,7 +9,7 @@ import numpy as np
 
 from hotset.cache.controller import Controller
 from hotset.cache.rival import BASELINE, Rival
-from hotset.cache.shadow import Tally, log_is_full, take_log
+from hotset.cache.shadow import Tally, log_is_full, log_is_whole, take_log
 from hotset.cache.shift import ShiftWatch
 from hotset.cache.usage import USES
 from hotset.cache.warm_pin import WarmPin
@@ -35,7 +35,7 @@ class Supervisor:
         self._spans: deque[tuple[int, int, int]] = deque(maxlen=MAX_SPANS)
         self._marks: deque[Mark] = deque(maxlen=MAX_SPANS)
         self._tokens = 0
-        self._forgotten_tokens = 0
+        self._forgotten_spans = 0
         self._tally = Tally(live)
         self._shifts = ShiftWatch()
         self._unjudged_tokens = 0
@@ -48,35 +48,42 @@ class Supervisor:
 
     def look(self) -> None:
         """Take in all that happened since the last look."""
+        whole = log_is_whole(self.live.usage)
         events = take_log(self.live.usage, self.live.plan.shape)
         if not len(events):
             return
         span = self._tally.look()
         if span[0]:
             self._add(span)
-        if self.rival is not None:
-            self.rival.take(events)
-        if self.warm_pin is not None:
-            self.warm_pin.take(events)
+        elif self._spans:  # the rest of a pass that was looked at in its middle
+            tokens, hits, misses = self._spans[-1]
+            self._spans[-1] = tokens, hits + span[1], misses + span[2]
+        for listener in (self.rival, self.warm_pin):
+            if listener is not None:
+                listener.take(events if whole else None)
 
     def mark(self, label: str) -> None:
         """Note that something begins here, such as another workload."""
         self.look()
         self._marks.append(Mark(self._tokens, label))
 
-    def history(self) -> History:
-        """Hits over time, with what was marked."""
-        spans = np.array(list(self._spans), np.int64).reshape(-1, 3)
-        gone = self._forgotten_tokens
-        marks = tuple(Mark(mark.tokens - gone, mark.label) for mark in self._marks if mark.tokens >= gone)
-        return History(spans, marks)
+    @property
+    def spans_ever(self) -> int:
+        """The number of spans so far, forgotten ones included."""
+        return self._forgotten_spans + len(self._spans)
+
+    def history(self, first: int = 0) -> History:
+        """Hits over time, with what was marked, from the span of this number on."""
+        spans = list(self._spans)[max(first - self._forgotten_spans, 0) :]
+        began = self._tokens - sum(span[0] for span in spans)
+        marks = tuple(Mark(mark.tokens - began, mark.label) for mark in self._marks if mark.tokens >= began)
+        return History(np.array(spans, np.int64).reshape(-1, 3), marks)
 
     def _add(self, span: tuple[int, int, int]) -> None:
         self._unjudged_tokens += span[0]
         if self._unjudged_tokens >= _FEW_TOKENS:
             self._look_for_shift(self._tokens + span[0] - self._unjudged_tokens)
-        if len(self._spans) == MAX_SPANS:
-            self._forgotten_tokens += self._spans[0][0]
+        self._forgotten_spans += len(self._spans) == self._spans.maxlen
         self._spans.append(span)
         self._tokens += span[0]
 

@@ -21,6 +21,7 @@ LOGGED_PASSES = 32
 
 
 USES, HITS, MISSES = 0, 1, 2
+LOG_HEADER = 3
 
 
 class Usage(NamedTuple):
@@ -31,7 +32,7 @@ class Usage(NamedTuple):
     used_at: Any  # int64 [layers, experts], the layer's tokens at the last use, or NEVER
     tokens: Any  # int64 [layers], tokens seen
     window: Any  # int32 [layers, BUCKETS, experts]
-    log: Any  # int32: events, end of the log, then of each event layer, tokens, phase, size, experts and counts
+    log: Any  # int32: events, end of the log, events left out, then layer, tokens, phase, size, experts, counts of each
 
 
 def make_usage(shape: ModelShape) -> Usage:
@@ -39,8 +40,8 @@ def make_usage(shape: ModelShape) -> Usage:
     grid = (shape.layers, shape.experts)
     # Room for the decode passes, then for one prompt: whoever reads the log does so between passes.
     entries = (LOGGED_PASSES + 2) * 4 * shape.layers + 2 * LOGGED_PASSES * shape.token_cycle + 4 * shape.total_experts
-    log = np.zeros(2 + entries, np.int32)
-    log[1] = 2
+    log = np.zeros(LOG_HEADER + entries, np.int32)
+    log[1] = LOG_HEADER
     return Usage(
         counts=np.zeros((3, len(Phase), *grid), np.int64),
         recent=np.zeros(grid),
@@ -87,9 +88,10 @@ def _bucket(usage: Usage, layer: int, now: int) -> int:
 
 @compiled
 def _write_down(log: Any, ask: Ask) -> None:
-    """Log the event, as long as there is room: a log that nobody reads simply ends."""
+    """Log the event, as long as there is room: a log that nobody reads ends, and says that it did."""
     at, size = log[1], len(ask.experts)
-    if at + 4 + 2 * size > len(log):
+    if log[2] or at + 4 + 2 * size > len(log):
+        log[2] += 1
         return
     log[at] = ask.layer
     log[at + 1] = ask.tokens

@@ -43,9 +43,11 @@ class WarmPin:
             self._bare = self._shielded = None
             self._begin("observing")
 
-    def take(self, events: EventTable) -> None:
-        """Take in what the live cache has just served."""
+    def take(self, events: EventTable | None) -> None:
+        """Take in what the live cache has just served; None where not all of it is known."""
         tokens, hits, misses = self._mine.look()
+        if events is None:
+            return
         self._counts[0] += hits, misses
         self._passed += tokens
         for row, (shadow, tally) in enumerate(self._shadows(), start=1):

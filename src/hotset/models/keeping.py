@@ -42,7 +42,7 @@ class Keeper:
             fold(old, fresh).save(self.path)
             self._counts += self._new_counts
             self._tokens += fresh.tokens
-            self._spans += len(fresh.history.spans)
+            self._spans = self._new_spans
         return True
 
     def _fresh(self) -> Profile:
@@ -54,7 +54,8 @@ class Keeper:
             self._new_counts = controller.usage.counts - self._counts
             tokens = phase_tokens(controller) - self._tokens
             seats, policy, found = seats_of(controller), controller.policy.name, learnt(controller)
-            history = History.empty() if supervisor is None else _since(supervisor.history(), self._spans)
+            history = History.empty() if supervisor is None else supervisor.history(self._spans)
+            self._new_spans = 0 if supervisor is None else supervisor.spans_ever
         raw = raw_profile(self.engine.shape, self.fingerprint, self._new_counts[USES].astype(float), tokens)
         return replace(
             raw,
@@ -118,10 +119,3 @@ def locked(path: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _since(history: History, spans: int) -> History:
-    """The part of a history after so many spans."""
-    begin = int(history.spans[:spans, 0].sum())
-    marks = tuple(mark._replace(tokens=mark.tokens - begin) for mark in history.marks if mark.tokens >= begin)
-    return History(history.spans[spans:], marks)

@@ -122,11 +122,17 @@ class CachingEngine(Engine):
             absent = self._pin_residents(keys[at : at + step])
             for _ in range(_PIN_TRIES):
                 yield from self.bring_in(absent, pin=True)
+                self._wait_for(absent)
                 absent = self._pin_residents(absent)
             if absent:
                 raise BudgetError(
                     f"{len(absent)} experts to pin find no slot: pin fewer, or give the cache more memory"
                 )
+
+    def _wait_for(self, keys: Sequence[ExpertKey]) -> None:
+        """Wait until none of these is on its way any more: another thread may be bringing it."""
+        while any(key in self.controller.coming for key in keys):
+            time.sleep(0.002)
 
     def _pin_residents(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
         """Pin those that are here; returns the others."""

@@ -244,13 +244,11 @@ def test_learning_of_no_known_worth_is_ignored(weight):
     assert controller.recalled_tokens == 0
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="learning._recall rounds a worth that is no number")
 @pytest.mark.parametrize("weight", [np.inf, np.nan])
 def test_learning_worth_infinitely_much_is_ignored(weight):
     assert primed_with(**{"sum.tokens": np.array([weight])}).recalled_tokens == 0
 
 
-@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="learning._recall takes negative sums")
 def test_counts_below_nothing_are_ignored():
     controller = primed_with(**{"sum.followed": np.full((2, 8), -4.0)})
     for _ in range(4):
