@@ -20,6 +20,7 @@ SHIFT = "shift"
 """The name of a change of workload that nobody announced."""
 
 _FEW_TOKENS = 24  # say nothing about what a workload uses
+_NEAR_TOKENS = 64  # of a moment that was named already
 
 
 class Supervisor:
@@ -90,7 +91,8 @@ class Supervisor:
     def _look_for_shift(self, since_tokens: int) -> None:
         uses = self.live.usage.counts[USES, Phase.DECODE]
         if self._shifts.take((uses - self._uses).astype(float)):
-            self._marks.append(Mark(since_tokens, SHIFT))
+            if not any(abs(mark.tokens - since_tokens) < _NEAR_TOKENS for mark in self._marks):
+                self._marks.append(Mark(since_tokens, SHIFT))
             if self.warm_pin is not None:
                 self.warm_pin.observe_anew()
         self._uses = uses.copy()
