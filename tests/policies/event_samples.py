@@ -23,6 +23,7 @@ def make_events(shape, rows):
         step=np.arange(len(rows), dtype=np.int32),
         tokens=np.array([row[2] for row in rows], np.int32),
         phase=np.array([row[3] for row in rows], np.uint8),
+        request=np.zeros(len(rows), np.int32),
         expert=np.array([expert for expert, _ in entries], np.int32),
         count=np.array([count for _, count in entries], np.int32),
     )

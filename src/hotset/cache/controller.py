@@ -78,6 +78,7 @@ class Controller:
         counts: npt.NDArray[np.int32] | None = None,
         tokens: int = 1,
         phase: Phase = Phase.DECODE,
+        request: int = 0,
     ) -> int:
         """Serve one event on the hot path and return how many rows of table.loads are new.
 
@@ -89,7 +90,7 @@ class Controller:
             counts = self._ones[: len(experts)]
         admit = self.policy.admission if phase == Phase.DECODE else self.prefill
         return self._kernels.serve(
-            self.table, self.state, self.usage, layer, experts, counts, tokens, int(phase), int(admit)
+            self.table, self.state, self.usage, layer, experts, counts, tokens, int(phase), request, int(admit)
         )
 
     def replay(self, events: EventTable, *, log: bool = False) -> Replayed:
@@ -102,7 +103,7 @@ class Controller:
         rows = np.zeros((events.accesses if log else 0, 5), np.int32)
         admits = np.array([self.prefill, self.policy.admission], np.int64)
         logged = self._kernels.replay(
-            self.table, self.state, events.start, events.layer, events.tokens, events.phase,
+            self.table, self.state, events.start, events.layer, events.tokens, events.phase, events.request,
             events.expert, events.count, admits, misses, rows,
         )  # fmt: skip
         return Replayed(Counters(self.table.counters.copy()) - before, misses, rows[:logged])

@@ -200,10 +200,11 @@ def serve(table: Table, state: Any, ask: Ask, admit: int) -> int:
 
 
 def serve_one(
-    table: Table, state: Any, usage: Usage, layer: int, experts: Any, counts: Any, tokens: int, phase: int, admit: int
-) -> int:
+    table: Table, state: Any, usage: Usage, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int,
+    admit: int
+) -> int:  # fmt: skip
     """Serve one event given by its parts and take it into the statistics: the engine's way in."""
-    ask = Ask(layer, experts, counts, tokens, phase, table.clock[0] + 1)
+    ask = Ask(layer, experts, counts, tokens, phase, table.clock[0] + 1, request)
     missing = serve(table, state, ask, admit)
     track(usage, ask, table.loads, missing)
     return missing
@@ -211,16 +212,16 @@ def serve_one(
 
 def teach(table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int) -> None:
     """Let the policy learn of a past that was not served here, as of a prompt of so many tokens."""
-    observe(state, table, Ask(layer, experts, counts, tokens, 0, table.clock[0]))
+    observe(state, table, Ask(layer, experts, counts, tokens, 0, table.clock[0], -1))
 
 
 def victim(table: Table, state: Any, layer: int, experts: Any, counts: Any) -> int:
     """The slot that a layer's next newcomer would take if no slot is empty, or -1; experts and counts are empty."""
-    return weakest(table, state, Ask(layer, experts, counts, 1, 1, table.clock[0] + 1), False)
+    return weakest(table, state, Ask(layer, experts, counts, 1, 1, table.clock[0] + 1, -1), False)
 
 
 def replay(
-    table: Table, state: Any, start: Any, layers: Any, tokens: Any, phases: Any, experts: Any, counts: Any,
+    table: Table, state: Any, start: Any, layers: Any, tokens: Any, phases: Any, requests: Any, experts: Any, counts: Any,
     admits: Any, misses: Any, log: Any
 ) -> int:  # fmt: skip
     """Serve all events in order: the simulator's way in; return the rows written to the log, if it has any."""
@@ -228,7 +229,8 @@ def replay(
     for event in range(len(layers)):
         first, last = start[event], start[event + 1]
         phase = phases[event]
-        ask = Ask(layers[event], experts[first:last], counts[first:last], tokens[event], phase, table.clock[0] + 1)
+        tick, request = table.clock[0] + 1, requests[event]
+        ask = Ask(layers[event], experts[first:last], counts[first:last], tokens[event], phase, tick, request)
         missing = serve(table, state, ask, admits[phase])
         misses[event] = missing
         if log.shape[0] > 0:

@@ -10,7 +10,7 @@ from numba import njit
 from hotset.cache.controller import Controller
 from hotset.cache.counters import Count, Counters
 from hotset.cache.table import COMING
-from hotset.cache.usage import LOG_HEADER, LOGGED_PASSES, Usage
+from hotset.cache.usage import LOG_FIELDS, LOG_HEADER, LOGGED_PASSES, Usage
 from hotset.policies import parse
 from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Phase
@@ -20,9 +20,8 @@ from hotset.trace.events import EventTable
 def log_is_full(usage: Usage, shape: ModelShape) -> bool:
     """Whether the log holds all the passes it is made for, or could not take another prompt."""
     events, end = usage.log[:2].tolist()
-    return bool(
-        events >= LOGGED_PASSES * shape.layers or end + 4 * shape.layers + 2 * shape.total_experts > len(usage.log)
-    )
+    prompt = LOG_FIELDS * shape.layers + 2 * shape.total_experts
+    return bool(events >= LOGGED_PASSES * shape.layers or end + prompt > len(usage.log))
 
 
 def log_is_whole(usage: Usage) -> bool:
@@ -33,7 +32,7 @@ def log_is_whole(usage: Usage) -> bool:
 def take_log(usage: Usage, shape: ModelShape) -> EventTable:
     """The events since the last call, as the simulator takes them; the log is empty afterwards."""
     number, end = usage.log[:2].tolist()
-    entries = (end - LOG_HEADER - 4 * number) // 2
+    entries = (end - LOG_HEADER - LOG_FIELDS * number) // 2
     table = EventTable(
         shape,
         start=np.zeros(number + 1, np.int64),
@@ -41,24 +40,26 @@ def take_log(usage: Usage, shape: ModelShape) -> EventTable:
         step=np.zeros(number, np.int32),
         tokens=np.zeros(number, np.int32),
         phase=np.zeros(number, np.uint8),
+        request=np.zeros(number, np.int32),
         expert=np.zeros(entries, np.int32),
         count=np.zeros(entries, np.int32),
     )
-    _unpack(usage.log, table.start, table.layer, table.tokens, table.phase, table.expert, table.count)
+    columns = table.layer, table.tokens, table.phase, table.request, table.expert, table.count
+    _unpack(usage.log, table.start, *columns)
     usage.log[:LOG_HEADER] = 0, LOG_HEADER, 0
     return table
 
 
 @njit(cache=True, nogil=True)
-def _unpack(log: Any, start: Any, layer: Any, tokens: Any, phase: Any, expert: Any, count: Any) -> None:
+def _unpack(log: Any, start: Any, layer: Any, tokens: Any, phase: Any, request: Any, expert: Any, count: Any) -> None:
     at, entry = LOG_HEADER, 0
     for event in range(len(layer)):
-        layer[event], tokens[event], phase[event] = log[at], log[at + 1], log[at + 2]
-        size = log[at + 3]
+        layer[event], tokens[event], phase[event], request[event] = log[at], log[at + 1], log[at + 2], log[at + 3]
+        size, first = log[at + 4], at + LOG_FIELDS
         for i in range(size):
-            expert[entry + i] = log[at + 4 + i]
-            count[entry + i] = log[at + 4 + size + i]
-        at += 4 + 2 * size
+            expert[entry + i] = log[first + i]
+            count[entry + i] = log[first + size + i]
+        at = first + 2 * size
         entry += size
         start[event + 1] = entry
 

@@ -21,7 +21,7 @@ LOGGED_PASSES = 32
 
 
 USES, HITS, MISSES = 0, 1, 2
-LOG_HEADER = 3
+LOG_HEADER, LOG_FIELDS = 3, 5
 
 
 class Usage(NamedTuple):
@@ -32,14 +32,18 @@ class Usage(NamedTuple):
     used_at: Any  # int64 [layers, experts], the layer's tokens at the last use, or NEVER
     tokens: Any  # int64 [layers], tokens seen
     window: Any  # int32 [layers, BUCKETS, experts]
-    log: Any  # int32: events, end of the log, events left out, then layer, tokens, phase, size, experts, counts of each
+    log: Any  # int32: events, end of the log, events left out, then of each layer, tokens, phase, request, size, experts, counts
 
 
 def make_usage(shape: ModelShape) -> Usage:
     """Statistics of a cache that has served nothing."""
     grid = (shape.layers, shape.experts)
     # Room for the decode passes, then for one prompt: whoever reads the log does so between passes.
-    entries = (LOGGED_PASSES + 2) * 4 * shape.layers + 2 * LOGGED_PASSES * shape.token_cycle + 4 * shape.total_experts
+    entries = (
+        (LOGGED_PASSES + 2) * LOG_FIELDS * shape.layers
+        + 2 * LOGGED_PASSES * shape.token_cycle
+        + 4 * shape.total_experts
+    )
     log = np.zeros(LOG_HEADER + entries, np.int32)
     log[1] = LOG_HEADER
     return Usage(
@@ -90,18 +94,20 @@ def _bucket(usage: Usage, layer: int, now: int) -> int:
 def _write_down(log: Any, ask: Ask) -> None:
     """Log the event, as long as there is room: a log that nobody reads ends, and says that it did."""
     at, size = log[1], len(ask.experts)
-    if log[2] or at + 4 + 2 * size > len(log):
+    if log[2] or at + LOG_FIELDS + 2 * size > len(log):
         log[2] += 1
         return
     log[at] = ask.layer
     log[at + 1] = ask.tokens
     log[at + 2] = ask.phase
-    log[at + 3] = size
+    log[at + 3] = ask.request
+    log[at + 4] = size
+    first = at + LOG_FIELDS
     for i in range(size):
-        log[at + 4 + i] = ask.experts[i]
-        log[at + 4 + size + i] = ask.counts[i]
+        log[first + i] = ask.experts[i]
+        log[first + size + i] = ask.counts[i]
     log[0] += 1
-    log[1] = at + 4 + 2 * size
+    log[1] = first + 2 * size
 
 
 @compiled

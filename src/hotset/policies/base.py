@@ -67,6 +67,7 @@ class Ask(NamedTuple):
     tokens: int
     phase: int
     tick: int  # events served so far, this one included
+    request: int  # whose tokens these are; of several requests in one pass the first
 
 
 @dataclass(frozen=True, kw_only=True)

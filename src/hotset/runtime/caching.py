@@ -66,7 +66,8 @@ class CachingEngine(Engine):
 
     def _serve(self, layer: int, event: LiveEvent) -> None:
         self._broken = True  # an interrupt may come anywhere: from here on the slots are in order only if we say so
-        missing = self.controller.route(layer, event.experts, event.counts, event.tokens, self.current.phase)
+        run = self.current
+        missing = self.controller.route(layer, event.experts, event.counts, event.tokens, run.phase, run.first_request)
         loads = self.controller.table.loads[:missing].copy()
         try:
             if missing:

@@ -25,6 +25,7 @@ class EventTable:
     step: npt.NDArray[np.int32]  # [events], forward pass, numbered from 0 without gaps
     tokens: npt.NDArray[np.int32]  # [events], tokens that ran through this layer
     phase: npt.NDArray[np.uint8]  # [events]
+    request: npt.NDArray[np.int32]  # [events], of the first token that ran through this layer
     expert: npt.NDArray[np.int32]  # [entries], rising within an event
     count: npt.NDArray[np.int32]  # [entries], tokens that use the expert
 
@@ -46,7 +47,8 @@ class EventTable:
         low, high = self.start[first], self.start[last]
         return EventTable(
             self.shape, self.start[first : last + 1] - low, self.layer[first:last], self.step[first:last],
-            self.tokens[first:last], self.phase[first:last], self.expert[low:high], self.count[low:high],
+            self.tokens[first:last], self.phase[first:last], self.request[first:last],
+            self.expert[low:high], self.count[low:high],
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Event]:
@@ -69,7 +71,7 @@ def build_events(trace: Trace) -> EventTable:
     sizes = _event_sizes(trace.experts, bounds, trace.shape.experts)
     filled = sizes.reshape(-1) > 0
     start = np.concatenate(([0], np.cumsum(sizes.reshape(-1)[filled]))).astype(np.int64)
-    columns = _fill_events(trace.experts, trace.phase, bounds, start, trace.shape.experts)
+    columns = _fill_events(trace.experts, trace.phase, trace.request, bounds, start, trace.shape.experts)
     return EventTable(trace.shape, start, *columns)
 
 
@@ -93,18 +95,19 @@ def _event_sizes(experts: Any, bounds: Any, num_experts: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _fill_events(experts: Any, phases: Any, bounds: Any, start: Any, num_experts: int) -> Any:
+def _fill_events(experts: Any, phases: Any, requests: Any, bounds: Any, start: Any, num_experts: int) -> Any:
     num_events, entries = len(start) - 1, start[-1]
     layers, top_k = experts.shape[1], experts.shape[2]
     layer_of, step_of = np.empty(num_events, np.int32), np.empty(num_events, np.int32)
     tokens_of, phase_of = np.empty(num_events, np.int32), np.empty(num_events, np.uint8)
+    request_of = np.empty(num_events, np.int32)
     expert_of, count_of = np.empty(entries, np.int32), np.empty(entries, np.int32)
     counts = np.zeros(num_experts, np.int32)
     event, at = 0, 0
     for i in range(len(bounds) - 1):
         phase = phases[bounds[i] : bounds[i + 1]].min()  # a pass with a prompt in it is a prefill
         for layer in range(layers):
-            tokens = 0
+            tokens, request = 0, -1
             lowest, highest = num_experts, -1
             for token in range(bounds[i], bounds[i + 1]):
                 used = 0
@@ -114,15 +117,17 @@ def _fill_events(experts: Any, phases: Any, bounds: Any, start: Any, num_experts
                         used = 1
                         counts[expert] += 1
                         lowest, highest = min(lowest, expert), max(highest, expert)
+                if used and request < 0:
+                    request = requests[token]
                 tokens += used
             if tokens == 0:
                 continue
             layer_of[event], step_of[event] = layer, i
-            tokens_of[event], phase_of[event] = tokens, phase
+            tokens_of[event], phase_of[event], request_of[event] = tokens, phase, request
             for expert in range(lowest, highest + 1):
                 if counts[expert]:
                     expert_of[at], count_of[at] = expert, counts[expert]
                     counts[expert] = 0
                     at += 1
             event += 1
-    return layer_of, step_of, tokens_of, phase_of, expert_of, count_of
+    return layer_of, step_of, tokens_of, phase_of, request_of, expert_of, count_of
