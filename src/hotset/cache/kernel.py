@@ -200,8 +200,8 @@ def serve(table: Table, state: Any, ask: Ask, admit: int) -> int:
 
 
 def serve_one(
-    table: Table, state: Any, usage: Usage, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int,
-    admit: int
+    table: Table, state: Any, usage: Usage, layer: int, experts: Any, counts: Any, tokens: int, phase: int,
+    request: int, admit: int
 ) -> int:  # fmt: skip
     """Serve one event given by its parts and take it into the statistics: the engine's way in."""
     ask = Ask(layer, experts, counts, tokens, phase, table.clock[0] + 1, request)
@@ -221,8 +221,8 @@ def victim(table: Table, state: Any, layer: int, experts: Any, counts: Any) -> i
 
 
 def replay(
-    table: Table, state: Any, start: Any, layers: Any, tokens: Any, phases: Any, requests: Any, experts: Any, counts: Any,
-    admits: Any, misses: Any, log: Any
+    table: Table, state: Any, start: Any, layers: Any, tokens: Any, phases: Any, requests: Any, experts: Any,
+    counts: Any, admits: Any, misses: Any, log: Any
 ) -> int:  # fmt: skip
     """Serve all events in order: the simulator's way in; return the rows written to the log, if it has any."""
     logged = 0

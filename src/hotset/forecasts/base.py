@@ -1,0 +1,60 @@
+"""What a forecast is: compiled functions that learn from events and say how likely experts are used soon.
+
+A forecast file holds a NamedTuple of arrays (the state), two compiled functions and a frozen dataclass of options:
+
+    observe(state, seen)                             learn from one event, once it is routed
+    chances(state, seen, target, distance, out)      fill out[experts]: the chance that the target layer's next event
+                                                     uses each expert, as known after `seen`, `distance` layers earlier
+
+Distances wrap: after the last layer comes the first of the next pass. The same two functions run in the offline
+evaluation, in the simulator's prefetch and in the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
+
+from hotset.errors import PolicyError
+from hotset.shape import ModelShape
+
+MAX_DISTANCE = 3
+
+
+class Seen(NamedTuple):
+    """What is known once a layer has been routed."""
+
+    layer: int
+    experts: Any  # int32, rising
+    counts: Any  # int32, tokens per expert
+    tokens: int
+    phase: int
+    request: int
+    token: int  # id of the token that the pass computes, -1 if not known or if there are several
+    guesses: Any  # int16 [distances, width]: what the routers of the next layers make of this layer's input; -1: none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The options of a forecast; subclasses add theirs and say how to start."""
+
+    name: ClassVar[str]
+    observe: ClassVar[Callable[..., Any]]
+    chances: ClassVar[Callable[..., Any]]
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise PolicyError for options that make no sense."""
+
+    def start(self, shape: ModelShape) -> Any:  # noqa: ARG002 - every forecast overrides this
+        """Fresh state for a model of this shape."""
+        raise PolicyError(f"{self.name} does not say how to start")
+
+    @property
+    def spec(self) -> str:
+        """The shortest text that parses to this forecast again."""
+        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return self.name + (":" + ",".join(changed) if changed else "")
