@@ -26,7 +26,7 @@ from hotset.runtime.arena import poison  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import Flight, Readers  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
-from hotset.transfer.readers import Load  # noqa: E402
+from hotset.transfer.readers import Load, Rank  # noqa: E402
 
 IDS = torch.tensor([[5, 900, 31, 7, 410, 77]])
 
@@ -181,7 +181,7 @@ def test_what_somebody_waits_for_is_read_before_what_nobody_does() -> None:
 
     readers = Watched(engine.catalog, engine.arena.rows().__getitem__, threads=1)
     flights = [Flight(), Flight()]
-    readers.start(flights[0], [Load(1, expert, expert) for expert in range(6)], background=True)
+    readers.start(flights[0], [Load(1, expert, expert) for expert in range(6)], Rank.BACKGROUND)
     readers.start(flights[1], [Load(0, expert, 32 + expert) for expert in range(6)])
     gate.set()
     for flight in flights:

@@ -21,16 +21,19 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """So many slots that cache, and beside them a few for staging, which experts only pass through."""
+    """So many slots that cache, and beside them a few for staging, which experts only pass through, and for guesses."""
 
     shape: ModelShape
     slots: int
     scope: Scope = Scope.LAYER
     staging: int = 0
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         if self.staging < 0:
             raise BudgetError(f"staging cannot be negative: {self.staging}")
+        if self.ahead < 0:
+            raise BudgetError(f"slots for guesses cannot be negative: {self.ahead}")
         if self.slots < self.shape.top_k:
             raise BudgetError(
                 f"a budget of {self.slots} slots cannot hold one event ({self.shape.top_k} experts); "
@@ -74,4 +77,4 @@ class SlotPlan:
     def _in_bytes(self, slots: int) -> str:
         """What a person would have to ask for, staging included."""
         size = self.shape.expert_bytes
-        return f" ({format_size((slots + self.staging) * size)})" if size else ""
+        return f" ({format_size((slots + self.staging + self.ahead) * size)})" if size else ""

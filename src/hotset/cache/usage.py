@@ -32,7 +32,7 @@ class Usage(NamedTuple):
     used_at: Any  # int64 [layers, experts], the layer's tokens at the last use, or NEVER
     tokens: Any  # int64 [layers], tokens seen
     window: Any  # int32 [layers, BUCKETS, experts]
-    log: Any  # int32: events, end, events left out; then layer, tokens, phase, request, size, experts and counts of each
+    log: Any  # int32: events, end, events left out; then layer, tokens, phase, request, size, experts, counts of each
 
 
 def make_usage(shape: ModelShape) -> Usage:

@@ -42,6 +42,7 @@ class Forecast:
     name: ClassVar[str]
     observe: ClassVar[Callable[..., Any]]
     chances: ClassVar[Callable[..., Any]]
+    needs: ClassVar[str] = ""  # what a trace must hold beside the experts: "guesses" or "token_ids"
 
     def __post_init__(self) -> None:
         self.check()

@@ -11,7 +11,7 @@ from hotset.errors import HotsetError
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.transfer import Flight, Readers
-from hotset.transfer.readers import Load
+from hotset.transfer.readers import Load, Rank
 
 BATCH_BYTES = 32 << 20
 """What is read at a time: enough for the disk to be busy, little enough for the best to be there soon."""
@@ -24,6 +24,7 @@ class BackgroundReader:
         self.landing, self.catalog, self.readers = landing, catalog, readers
         self.lock = lock
         self.read_bytes = 0
+        self.row_of: Callable[[int], int] = lambda slot: slot  # where a slot lies in memory
         self.before_reading: Callable[[], None] = lambda: None  # waits until nobody reads from what was evicted
 
     def steps(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
@@ -54,8 +55,11 @@ class BackgroundReader:
         for key in sorted(held, key=self._place):
             flights[key] = Flight()
             self.read_bytes += self.catalog.layers[key.layer].read_bytes(key.expert)
-            self.readers.start(flights[key], [Load(key.layer, key.expert, held[key])], background=True)
+            self.readers.start(flights[key], [self._load(key, held[key])], Rank.BACKGROUND)
         return flights
+
+    def _load(self, key: ExpertKey, slot: int) -> Load:
+        return Load(key.layer, key.expert, self.row_of(slot))
 
     def _place(self, key: ExpertKey) -> tuple[int, int]:
         segments = self.catalog.layers[key.layer].experts[key.expert]

@@ -16,13 +16,16 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.cache.landing import Landing
 from hotset.errors import BudgetError, HotsetError
+from hotset.runtime.ahead import AheadSlots
 from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
+from hotset.runtime.guessing import Guesser
 from hotset.runtime.passes import Pass
 from hotset.shape import ExpertKey
 from hotset.store import Catalog, SlotLayout
 from hotset.store.catalog import Bytes
+from hotset.trace import Phase
 
 Tensor = torch.Tensor
 Loads = npt.NDArray[np.int32]
@@ -40,6 +43,8 @@ class CachingEngine(Engine):
         self.catalog = catalog
         self.listener: LoadListener | None = None
         self.landing = Landing(controller)
+        self.ahead: AheadSlots | None = None
+        self.guesser: Guesser | None = None
         self.warmer: Warmer | None = None
         self._experts = [len(layer.experts) for layer in catalog.layers]
         self._lock = threading.RLock()
@@ -73,6 +78,7 @@ class CachingEngine(Engine):
             if missing:
                 self._fetch(layer, event, loads)
             else:
+                self.look_ahead(layer, event)
                 self.compute(layer, event, None)
         except BaseException:
             self.controller.drop(ExpertKey(layer, int(expert)) for expert in self.lost(loads))
@@ -93,6 +99,16 @@ class CachingEngine(Engine):
     def quiet(self) -> AbstractContextManager[Any]:
         """A context in which no event is served: for whoever looks at the slots, or changes them, in between."""
         return self._lock
+
+    def look_ahead(self, layer: int, event: LiveEvent) -> None:
+        """Send for what the next layers will probably ask for, once all that this one needs is on its way."""
+        if self.guesser is None or self.ahead is None or self.current.phase != Phase.DECODE:
+            return
+        self.ahead.send(self.guesser.after(layer, event, self.current, self.ahead.room, self._is_near))
+
+    def _is_near(self, key: ExpertKey) -> bool:
+        """Whether an expert need not be guessed: it is here, or on its way."""
+        return bool(self.controller.table.slot_of[key] >= 0) or (self.ahead is not None and key in self.ahead)
 
     def controllers(self) -> list[Controller]:
         """The caches that hold experts, the fastest first."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.runtime.ahead import AheadSlots, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import BackgroundReader
 from hotset.runtime.caching import CachingEngine, Loads
@@ -32,42 +33,47 @@ class CpuEngine(CachingEngine):
     ) -> None:
         super().__init__(controller, catalog)
         plan = controller.plan
-        self.arena = Arena.in_ram(plan.cached + plan.staging, catalog.slot_bytes)
+        self.arena = Arena.in_ram(plan.cached + plan.staging + plan.ahead, catalog.slot_bytes)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads)
         self.layers = [
             SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
         ]
+        # Where the slots lie: a guess that comes true brings its own row, and takes that of the slot in exchange.
+        self._row_of = np.arange(plan.cached)
         self._staging = list(range(plan.cached, plan.cached + plan.staging))
+        if plan.ahead:
+            self.ahead = AheadSlots(range(plan.cached + plan.staging, self.arena.slots), catalog, self.readers)
         self._flight = Flight()
         self._arrived: tuple[Loads | None, set[int]] = None, set()
+        self._claimed: dict[int, Guess] = {}
         self._background = BackgroundReader(self.landing, catalog, self.readers, self._lock)
+        self._background.row_of = lambda slot: int(self._row_of[slot])
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
         slot_of = self.controller.table.slot_of[layer]
         if which is None and event.single:
             # One token whose experts are all here: computed in the router's order, nothing has to be put in its place.
-            slots = slot_of[event.flat].tolist()
-            event.take(self.layers[layer](event.hidden, slots, range(1, len(slots) + 1)))
+            rows = self._row_of[slot_of[event.flat]].tolist()
+            event.take(self.layers[layer](event.hidden, rows, range(1, len(rows) + 1)))
             return
         experts = event.experts if which is None else event.experts[which]
-        self._compute_in(layer, event, which, slot_of[experts].tolist())
+        self._compute_in(layer, event, which, self._row_of[slot_of[experts]].tolist())
 
-    def _compute_in(self, layer: int, event: LiveEvent, which: Which, slots: Sequence[int]) -> None:
+    def _compute_in(self, layer: int, event: LiveEvent, which: Which, rows: Sequence[int]) -> None:
         pairs, ends = event.places(which)
         places = torch.from_numpy(pairs)
-        event.put(places, self.layers[layer](event.rows(places), slots, ends))
+        event.put(places, self.layers[layer](event.rows(places), rows, ends))
 
     def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Bring in what is missing and compute everything: residents first, the rest as it arrives."""
         order = loads[loads[:, 0].argsort()]
-        seated, staged = order[order[:, 1] >= 0], order[order[:, 1] < 0, 0].tolist()
-        where = dict(seated[:, :2].tolist())
         free = list(self._staging)
         flight = self._flight = Flight()
         self._arrived = loads, set()
-        self._send(layer, flight, [Load(layer, expert, slot) for expert, slot in where.items()])
+        where, staged = self._begin(layer, flight, order)
         self._send_staged(layer, flight, staged, free, where)
+        self.look_ahead(layer, event)
         residents = event.others(order[:, 0])
         if len(residents):
             self.compute(layer, event, residents)
@@ -76,10 +82,39 @@ class CpuEngine(CachingEngine):
             arrived = sorted(flight.take())
             self.clock.stall_s += time.perf_counter() - began
             self._arrived[1].update(arrived)
-            slots = [where.pop(expert) for expert in arrived]
-            self._compute_in(layer, event, event.positions(arrived), slots)
-            free += [slot for slot in slots if slot >= self.controller.plan.cached]
+            rows = [where.pop(expert) for expert in arrived]
+            self._compute_in(layer, event, event.positions(arrived), rows)
+            free += [
+                row
+                for row in rows
+                if self.controller.plan.cached <= row < self.controller.plan.cached + self.controller.plan.staging
+            ]
+            self._give_back(arrived)
             self._send_staged(layer, flight, staged, free, where)
+
+    def _begin(self, layer: int, flight: Flight, order: Loads) -> tuple[dict[int, int], list[int]]:
+        """Send for what has a slot, and take over what was guessed; returns rows by expert, and who has none yet."""
+        self._claimed = {} if self.ahead is None else self.ahead.claim(layer, order[:, 0].tolist())
+        where: dict[int, int] = {}
+        for expert, slot in order[:, :2].tolist():
+            guess = self._claimed.get(expert)
+            if slot >= 0 and guess is not None:
+                guess.row, self._row_of[slot] = int(self._row_of[slot]), guess.row
+            if slot >= 0:
+                where[expert] = int(self._row_of[slot])
+            elif guess is not None:
+                where[expert] = guess.row
+        unguessed = [Load(layer, expert, row) for expert, row in where.items() if expert not in self._claimed]
+        self._send(layer, flight, unguessed)
+        for guess in self._claimed.values():
+            guess.flight.join(flight)
+        return where, [expert for expert in order[:, 0].tolist() if expert not in where]
+
+    def _give_back(self, experts: Sequence[int]) -> None:
+        """Return the rows that guesses came in, or were exchanged for, once their experts are computed."""
+        for expert in experts:
+            if self.ahead is not None and expert in self._claimed:
+                self.ahead.give(self._claimed.pop(expert).row)
 
     def _send_staged(
         self, layer: int, flight: Flight, staged: list[int], free: list[int], where: dict[int, int]
@@ -87,9 +122,9 @@ class CpuEngine(CachingEngine):
         """Put as many of the experts that only pass through on their way as there is staging for."""
         now = staged[: len(free)]
         del staged[: len(now)]
-        slots = [free.pop() for _ in now]
-        where.update(zip(now, slots, strict=True))
-        self._send(layer, flight, [Load(layer, expert, slot) for expert, slot in zip(now, slots, strict=True)])
+        rows = [free.pop() for _ in now]
+        where.update(zip(now, rows, strict=True))
+        self._send(layer, flight, [Load(layer, expert, row) for expert, row in zip(now, rows, strict=True)])
 
     def _send(self, layer: int, flight: Flight, loads: list[Load]) -> None:
         if loads:
@@ -124,6 +159,9 @@ class CpuEngine(CachingEngine):
     def lost(self, loads: Loads) -> list[int]:
         """After a failure: the experts whose slots hold nothing to be trusted."""
         self._flight.abandon()
+        for guess in self._claimed.values():
+            guess.flight.abandon()
+        self._give_back(list(self._claimed))
         arrived = self._arrived[1] if self._arrived[0] is loads else set()
         return [expert for expert, slot in loads[:, :2].tolist() if slot >= 0 and expert not in arrived]
 
@@ -133,11 +171,14 @@ class CpuEngine(CachingEngine):
         return {
             "slots": plan.cached * self.catalog.slot_bytes,
             "staging": plan.staging * self.catalog.slot_bytes,
+            **({"ahead": plan.ahead * self.catalog.slot_bytes} if plan.ahead else {}),
         }
 
     def close(self) -> None:
         """Give back threads, files and memory."""
         if self.warmer is not None:
             self.warmer.stop()
+        if self.ahead is not None:
+            self.ahead.clear()
         self.readers.close()
         self.layers = []

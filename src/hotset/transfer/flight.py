@@ -21,6 +21,8 @@ class Flight:
         self._errors: dict[int, BaseException] = {}
         self._lock = threading.Lock()
         self._unlanded = 0
+        self._came: list[tuple[int, BaseException | None]] = []
+        self._next_flight: Flight | None = None
         self._all_landed = threading.Condition(self._lock)
 
     def board(self, expert: int, pieces: int) -> None:
@@ -45,9 +47,24 @@ class Flight:
         """Say that an expert is complete, or why it never will be."""
         self.landed.put((expert, error))
         with self._lock:
+            self._came.append((expert, error))
+            if self._next_flight is not None:
+                self._next_flight.landed.put((expert, error))
             self._unlanded -= 1
             if not self._unlanded:
                 self._all_landed.notify_all()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of this flight is under way any more."""
+        return not self._unlanded
+
+    def join(self, other: Flight) -> None:
+        """Let everything of this flight, landed already or not, land in another as well."""
+        with self._lock:
+            self._next_flight = other
+            for came in self._came:
+                other.landed.put(came)
 
     def take(self) -> list[int]:
         """Wait for at least one expert and return all that have landed; a failed load raises here."""

@@ -7,7 +7,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ class Load(NamedTuple):
     slot: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """A piece of a load that one thread does at a stretch."""
 
@@ -39,30 +41,45 @@ class Job:
     spans: tuple[Span, ...]
 
 
+class Rank(IntEnum):
+    """How urgent a load is."""
+
+    DEMAND = 0  # somebody waits for it
+    GUESS = 1  # somebody may ask for it soon
+    BACKGROUND = 2  # nobody waits for it
+
+
 class Jobs:
     """What is to be read: what somebody waits for goes first, always."""
 
     def __init__(self) -> None:
-        self._demand: deque[Job | None] = deque()
-        self._background: deque[Job] = deque()
+        self._queues: tuple[deque[Job | None], ...] = tuple(deque() for _ in Rank)
         self._ready = threading.Semaphore(0)
 
-    def add(self, jobs: list[Job], background: bool) -> None:
+    def add(self, jobs: list[Job], rank: Rank) -> None:
         """Queue jobs, in this order."""
-        (self._background if background else self._demand).extend(jobs)
+        self._queues[rank].extend(jobs)
         self._ready.release(len(jobs))
 
     def next(self) -> Job | None:
         """Wait for a job; None tells a thread to end."""
         self._ready.acquire()
-        try:
-            return self._demand.popleft()
-        except IndexError:
-            return self._background.popleft()
+        while True:  # there is one for whoever got here, though another thread may take the one in sight
+            for queue in self._queues:
+                with suppress(IndexError):
+                    return queue.popleft()
+
+    def hurry(self, flight: Flight) -> None:
+        """Move what was only guessed of a flight to what somebody waits for."""
+        waiting = [job for job in tuple(self._queues[Rank.GUESS]) if job is not None and job.flight is flight]
+        for job in waiting:
+            with suppress(ValueError):  # a thread has begun it meanwhile
+                self._queues[Rank.GUESS].remove(job)
+                self._queues[Rank.DEMAND].append(job)
 
     def dismiss(self, threads: int) -> None:
         """Let so many threads end, once nobody waits for what they read."""
-        self._demand.extend([None] * threads)
+        self._queues[Rank.DEMAND].extend([None] * threads)
         self._ready.release(threads)
 
 
@@ -84,8 +101,8 @@ class Readers:
         thread.start()
         return thread
 
-    def start(self, flight: Flight, loads: list[Load], *, background: bool = False) -> None:
-        """Put loads on their way, in this order; those in the background wait until nothing else is to be read."""
+    def start(self, flight: Flight, loads: list[Load], rank: Rank = Rank.DEMAND) -> None:
+        """Put loads on their way, in this order, once nothing more urgent is to be read."""
         if not self._dismiss.alive:
             raise StoreError("the readers of this store are closed: load the model again")
         jobs: list[Job] = []
@@ -94,7 +111,11 @@ class Readers:
             pieces = _pieces(source, source.experts[load.expert])
             flight.board(load.expert, len(pieces))
             jobs += [Job(flight, load, spans) for spans in pieces]
-        self._jobs.add(jobs, background)
+        self._jobs.add(jobs, rank)
+
+    def hurry(self, flight: Flight) -> None:
+        """Say that somebody waits now for what was only a guess."""
+        self._jobs.hurry(flight)
 
     def close(self) -> None:
         """Let the threads end and the files go."""

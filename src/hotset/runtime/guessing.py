@@ -1,0 +1,19 @@
+"""Who decides what to fetch ahead: called once per layer of a decode pass, before the layer's experts compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hotset.runtime.event import LiveEvent
+from hotset.runtime.passes import Pass
+from hotset.shape import ExpertKey
+
+IsNear = Callable[[ExpertKey], bool]
+
+
+class Guesser(Protocol):
+    """Names the experts to fetch ahead, the best first."""
+
+    def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+        """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
