@@ -6,7 +6,7 @@ An expert is a tuple (layer, expert). A score is anything that compares: the low
 # ruff: noqa: ARG002 - all policies take the same arguments, needed or not
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -305,6 +305,66 @@ class SlowBelady(SlowPolicy):
         return -math.inf
 
 
+class SlowEam(SlowPolicy):
+    """The words of the paper: requests are matrices of token counts, kept as {phase: {(layer, expert): tokens}}."""
+
+    def __init__(self, admission, policy, requests):
+        super().__init__(admission)
+        self.options, self.requests = policy, requests
+        self.past, self.running = [], {phase: Counter() for phase in Phase}
+        self.request, self.phase = None, Phase.PREFILL
+
+    def observe(self, cache, event):
+        request = int(self.requests[cache.tick - 1])
+        if request != self.request or event.phase < self.phase:
+            self._end()
+        self.request, self.phase = request, event.phase
+        for expert, count in zip(event.experts, event.counts, strict=True):
+            self.running[event.phase][event.layer, expert] += count
+
+    def _end(self):
+        """Keep the finished request, in the place of the one most like it if there is no other."""
+        if any(self.running.values()):
+            if len(self.past) < self.options.capacity:
+                self.past.append(self.running)
+            else:
+                self.past[max(range(len(self.past)), key=lambda i: self._likeness(self.past[i]))] = self.running
+        self.running = {phase: Counter() for phase in Phase}
+
+    def _likeness(self, other):
+        return sum(cosine(self.running[phase], other[phase]) for phase in Phase)
+
+    def nearest(self, phase):
+        """The past requests with the largest cosine over the layers that ran by now, among those with any at all."""
+        mine = self.running[phase]
+        layers = {layer for layer, _ in mine}
+        ranked = []
+        for past in self.past:
+            theirs = {key: count for key, count in past[phase].items() if key[0] in layers}
+            if dot := product_of(mine, theirs):
+                ranked.append((-Fraction(dot * dot, product_of(theirs, theirs)), past))
+        return [past for _, past in sorted(ranked, key=lambda pair: pair[0])][: self.options.nearest]
+
+    def score(self, cache, event, key):
+        layer, _ = key
+        found = self.nearest(event.phase) or [self.running]
+        summed = sum((Counter(past[event.phase]) for past in found), Counter())
+        total = sum(count for (row, _), count in summed.items() if row == layer)
+        share = summed[key] / total if total else 0.0
+        return (share + self.options.eps) * (1 - layer / cache.shape.layers)
+
+
+def product_of(some, other):
+    """The dot product of two sparse matrices."""
+    return sum(count * other.get(key, 0) for key, count in some.items())
+
+
+def cosine(some, other):
+    """How alike two sparse matrices are; nothing is like an empty one."""
+    size = product_of(some, some) * product_of(other, other)
+    return product_of(some, other) / math.sqrt(size) if size else 0.0
+
+
 class SlowBlend(SlowPolicy):
     """The formulas of the module, one layer at a time, in float64."""
 
@@ -413,6 +473,8 @@ def slow_policy(policy, shape, events):
         return SlowSlru(admission, share=policy.protected, hint=hint)
     if policy.name == "belady":
         return SlowBelady("late" if policy.bypass else admission, events=list(events))
+    if policy.name == "eam":
+        return SlowEam(admission, policy, events.request)
     if policy.name == "blend":
         return SlowBlend(shape, transitions=policy.transitions != "off", admission=admission)
     raise LookupError(f"{policy.name} has no slow twin yet: write one beside the others")

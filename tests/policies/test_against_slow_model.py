@@ -20,6 +20,9 @@ OPTIONS = [
     "belady:bypass=off",
     "decay:half_life=2",
     "decay:half_life=auto",
+    "eam:capacity=2",
+    "eam:capacity=3,nearest=2,eps=0.1",
+    "eam:admit=score,capacity=1,nearest=8",
     "lfu:history=off",
     "slru:hint=on",
     "slru:hint=on,hint_half_life=2",
@@ -87,7 +90,7 @@ class Pair:
         """Whether two scores that could have been compared are equal but for rounding, or two choices of auto are."""
         if isinstance(self.slow.policy, SlowAuto) and self.slow.policy.is_undecided():
             return True
-        if self.fast.policy.name not in ("blend", "decay", "slru"):
+        if self.fast.policy.name not in ("blend", "decay", "eam", "slru"):
             return False
         keys = self.slow.resident | {(event.layer, expert) for expert in event.experts}
         scores = sorted(np.atleast_1d(self.slow.score(event, key)).tolist() for key in keys)

@@ -44,7 +44,7 @@ def plain_kernel(
                 out[pair] += biases[slot]
 
 
-def load(slots: int, staging: int, host_slots: int, kernel: Any, scope: Scope = Scope.LAYER) -> Any:
+def load(slots: int, staging: int, host_slots: int, kernel: Any, scope: Scope = Scope.LAYER, ahead: int = 0) -> Any:
     from transformers import AutoModelForCausalLM
 
     from hotset.models.budget import shape_of
@@ -56,7 +56,7 @@ def load(slots: int, staging: int, host_slots: int, kernel: Any, scope: Scope = 
     assert lean.catalog is not None
     shape = shape_of(lean.sites, lean.catalog)
     host = HostTier(lean.catalog, SlotPlan(shape, host_slots, staging=8), policies.parse("lru"))
-    controller = Controller(SlotPlan(shape, slots, scope, staging), policies.parse("blend"))
+    controller = Controller(SlotPlan(shape, slots, scope, staging, ahead), policies.parse("blend"))
     maths = [site.math for site in lean.sites]
     engine = DeviceEngine(controller, lean.catalog, maths, host, torch.device("cpu"), kernel=kernel)
     poison(engine.arena)

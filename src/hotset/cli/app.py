@@ -11,6 +11,7 @@ import typer
 from hotset._version import __version__
 from hotset.cli.chat import chat
 from hotset.cli.doctor import doctor
+from hotset.cli.forecast import forecast
 from hotset.cli.output import JsonFlag, emit
 from hotset.cli.pack import pack
 from hotset.cli.profile import app as profile_app
@@ -33,6 +34,7 @@ app.command(name="chat", rich_help_panel="Run a model")(chat)
 app.command(name="pack", rich_help_panel="Run a model")(pack)
 app.command(name="doctor", rich_help_panel="Run a model")(doctor)
 app.command(name="simulate", rich_help_panel="Decide")(simulate)
+app.command(name="forecast", rich_help_panel="Decide")(forecast)
 app.add_typer(trace_app, name="trace", rich_help_panel="Understand a workload")
 app.add_typer(profile_app, name="profile", rich_help_panel="Understand a workload")
 app.command(name="stats", rich_help_panel="Understand a workload")(stats)

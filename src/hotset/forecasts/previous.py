@@ -1,5 +1,6 @@
 """The tokens before: an expert that the layer used a token ago is used again more often than one unused for long."""
 
+# ruff: noqa: ARG001 - every forecast's functions take the same arguments
 from __future__ import annotations
 
 from dataclasses import dataclass

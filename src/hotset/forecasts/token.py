@@ -1,5 +1,6 @@
 """The token itself: an id that comes again uses much the same experts, and it is known before the first layer."""
 
+# ruff: noqa: ARG001 - every forecast's functions take the same arguments
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -112,8 +113,8 @@ def _write(state: TokenState, slot: int, seen: Seen) -> None:
 class Token(Forecast):
     """The chance of each expert by how many of the last four occurrences of the token's id used it.
 
-    An id has one place, id modulo slots, and takes it from whoever is there. A slot takes layers x top_k x 8 bytes and a
-    little; there are fewer than asked for where they would take more than 64 MiB.
+    An id has one place, id modulo slots, and takes it from whoever is there. A slot takes layers x top_k x 8 bytes
+    and a little; there are fewer than asked for where they would take more than 64 MiB.
     """
 
     name: ClassVar[str] = "token"

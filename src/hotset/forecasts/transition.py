@@ -121,7 +121,8 @@ def _remember(trail: Any, seen: Seen) -> None:
 class Transition(Forecast):
     """The chance of each expert given those just used, 1 to 3 layers before.
 
-    A table takes layers x experts x experts x 4 bytes per distance; where that is above 64 MiB, the rate of use stands in.
+    A table takes layers x experts x experts x 4 bytes per distance; where that is above 64 MiB, the rate of use stands
+    in for it.
     """
 
     name: ClassVar[str] = "transition"

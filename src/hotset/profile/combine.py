@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.errors import ProfileError
+from hotset.profile.matrices import union
 from hotset.profile.profile import Profile, State
 from hotset.profile.statistics import Counts, Grid
 
@@ -22,8 +23,9 @@ def merge(
 ) -> Profile:
     """One profile of several workloads: counts add up by weight, and so does what a policy learnt, where all have it.
 
-    Everything is a sum, or a mean by the mass of the counts, so merging is associative up to rounding. Who was
-    resident, and when there were hits, is of one run and not merged.
+    Everything is a sum, or a mean by the mass of the counts, so merging is associative up to rounding. Matrices of
+    requests are put together; of more than a collection holds, diverse ones stay. Who was resident, and when there
+    were hits, is of one run and not merged.
     """
     if not profiles:
         raise ProfileError("name at least one profile to merge")
@@ -45,6 +47,7 @@ def merge(
         learnt=learnt,
         hits=_total([profile.hits for profile in profiles]),
         misses=_total([profile.misses for profile in profiles]),
+        matrices=union(first.shape, [profile.matrices for profile in profiles]),
     )
 
 

@@ -44,6 +44,7 @@ def fold(old: Profile | None, new: Profile) -> Profile:
         hits=_plus(old.hits, new.hits),
         misses=_plus(old.misses, new.misses),
         history=_joined(old.history, new.history),
+        matrices=old.matrices if new.matrices is None else new.matrices,  # a run goes on with those of the profile
         meta=old.meta | new.meta,
     )
 

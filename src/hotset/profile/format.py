@@ -18,15 +18,18 @@ from safetensors.numpy import save_file
 
 from hotset.errors import HotsetError, ProfileError
 from hotset.files import write_beside
+from hotset.profile.matrices import Matrices
 from hotset.profile.profile import Fingerprint, Profile
 from hotset.profile.statistics import MAX_SPANS, Counts, Grid, History, Mark
 from hotset.shape import ModelShape
 from hotset.trace import Phase
 
 KIND, VERSION = "profile", 1
-LEARNT = "learnt."
+LEARNT, MATRICES = "learnt.", "matrices."
 _OPTIONAL = {"hits": ("I64", True), "misses": ("I64", True), "seats": ("U8", False)}
 """Tensors that may be missing: their type, and whether they are counted by phase."""
+_SPARSE = {"sizes": ("U16", 3), "expert": ("U16", 1), "count": ("F32", 1)}
+"""The tensors of the matrices, all there or none: their type and number of sides."""
 _NUMBERS = {"F64", "F32", "F16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8"}
 MAX_LEARNT_BYTES = 256 << 20
 """More than any policy keeps: a file that claims more is refused before it is read."""
@@ -45,6 +48,8 @@ def save_profile(profile: Profile, path: Path) -> None:
     tensors |= {name: array for name in _OPTIONAL if (array := getattr(profile, name)) is not None}
     if len(profile.history.spans):
         tensors["history"] = profile.history.spans
+    if profile.matrices is not None:
+        tensors |= {MATRICES + name: getattr(profile.matrices, name) for name in _SPARSE}
     tensors |= {LEARNT + name: array for name, array in profile.learnt.items()}
     plain = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
     with write_beside(path) as scratch:
@@ -147,7 +152,7 @@ def _build(file: Any, header: dict[str, Any]) -> Profile:
         if name not in names:
             raise ProfileError(f"it lacks the tensor {name!r}")
     learnt = sorted(name for name in names if name.startswith(LEARNT))
-    if unknown := names - {"tokens", "uses", "history", *_OPTIONAL, *learnt}:
+    if unknown := names - {"tokens", "uses", "history", *_OPTIONAL, *(MATRICES + name for name in _SPARSE), *learnt}:
         raise ProfileError(f"it has a tensor {min(unknown)!r:.60} that format {VERSION} does not know")
     shape = _shape(header)
     _check_stored(file, names, shape)
@@ -167,6 +172,7 @@ def _build(file: Any, header: dict[str, Any]) -> Profile:
         misses=_misses(file, shape) if "misses" in names else None,
         seats=file.get_tensor("seats") if "seats" in names else None,
         history=History(_spans(file, names), _marks(header)),
+        matrices=_matrices(file, names),
         meta=_meta(header),
     )
 
@@ -245,6 +251,19 @@ def _spans(file: Any, names: set[str]) -> Counts:
     if stored.get_dtype() != "I64" or len(rows) != 2 or rows[1] != 3 or rows[0] > MAX_SPANS:
         raise ProfileError(f"the history is not a table of at most {MAX_SPANS} rows of tokens, hits and misses")
     return _counts(file, "history")
+
+
+def _matrices(file: Any, names: set[str]) -> Matrices | None:
+    """What single requests used, if the file has it; the profile checks what they say."""
+    if not any(name.startswith(MATRICES) for name in names):
+        return None
+    for name, wanted in _SPARSE.items():
+        if MATRICES + name not in names:
+            raise ProfileError(f"it lacks the tensor '{MATRICES}{name}'")
+        stored = file.get_slice(MATRICES + name)
+        if (stored.get_dtype(), len(stored.get_shape())) != wanted:
+            raise ProfileError(f"{MATRICES}{name} is not {wanted[0]} with {wanted[1]} sides")
+    return Matrices(**{name: file.get_tensor(MATRICES + name) for name in _SPARSE})
 
 
 def _marks(header: dict[str, Any]) -> tuple[Mark, ...]:

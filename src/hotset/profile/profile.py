@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.errors import ProfileError
+from hotset.profile.matrices import Matrices
 from hotset.profile.statistics import NEVER, Counts, Grid, History, Statistics
 from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Phase
@@ -56,6 +57,7 @@ class Profile:
     misses: Counts | None = None
     seats: npt.NDArray[np.uint8] | None = None  # [layers, experts]: who was resident or pinned when it was saved
     history: History = field(default_factory=History.empty)
+    matrices: Matrices | None = None  # what single requests used
     meta: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,6 +74,8 @@ class Profile:
                 raise ProfileError(f"hits and misses must be counts of shape {wanted}")
         if self.seats is not None and self.seats.shape != grid:
             raise ProfileError(f"the seats have shape {self.seats.shape}, not {grid}")
+        if self.matrices is not None:
+            self.matrices.check(self.shape)
 
     def hotness(self) -> Grid:
         """The chance that a token uses each expert, as far as counts tell: [layers, experts]; decode counts most."""

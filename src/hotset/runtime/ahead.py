@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
@@ -11,13 +13,29 @@ from hotset.transfer import Flight, Readers
 from hotset.transfer.readers import Load, Rank
 
 
+class Journey(Protocol):
+    """How an expert comes: from disk, or by a copy."""
+
+    cancelled: bool
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing of it is under way any more."""
+
+    def abandon(self) -> None:
+        """Call it off, and return once nobody writes any more."""
+
+
+J = TypeVar("J", bound=Journey)
+
+
 @dataclass(slots=True)
-class Guess:
+class Guess(Generic[J]):
     """One expert on its way, or arrived, in case it is asked for."""
 
     key: ExpertKey
     row: int
-    flight: Flight
+    flight: J
     size_bytes: int
 
 
@@ -38,16 +56,15 @@ class AheadCounts:
         return self.in_time_bytes + self.late_bytes + self.wasted_bytes
 
 
-class AheadSlots:
+class AheadSlots(ABC, Generic[J]):
     """A few rows of memory for guesses; whoever calls holds the engine's lock."""
 
-    def __init__(self, rows: Sequence[int], catalog: Catalog, readers: Readers) -> None:
-        self.catalog, self.readers = catalog, readers
+    def __init__(self, rows: Sequence[int]) -> None:
         self.counts = AheadCounts()
         self.size = len(rows)
         self._free = list(rows)
-        self._held: dict[ExpertKey, Guess] = {}
-        self._draining: list[Guess] = []
+        self._held: dict[ExpertKey, Guess[J]] = {}
+        self._draining: list[Guess[J]] = []
 
     def __contains__(self, key: ExpertKey) -> bool:
         return key in self._held
@@ -64,21 +81,28 @@ class AheadSlots:
         for key in keys:
             if key in self._held or not self.room:
                 continue
-            size = self.catalog.layers[key.layer].read_bytes(key.expert)
-            guess = Guess(key, self._free.pop(), Flight(), size)
-            self._held[key] = guess
-            self.readers.start(guess.flight, [Load(key.layer, key.expert, guess.row)], Rank.GUESS)
-            sent += 1
+            guess = self.depart(key, self._free[-1])
+            if guess is not None:
+                self._free.pop()
+                self._held[key] = guess
+                sent += 1
         return sent
 
-    def claim(self, layer: int, missing: Iterable[int]) -> dict[int, Guess]:
+    @abstractmethod
+    def depart(self, key: ExpertKey, row: int) -> Guess[J] | None:
+        """Put an expert on its way to a row; None if it cannot come ahead."""
+
+    def hurry(self, guess: Guess[J]) -> None:
+        """Say that somebody waits for a guess now."""
+
+    def claim(self, layer: int, missing: Iterable[int]) -> dict[int, Guess[J]]:
         """The guesses for a layer that came true, to be taken over; all others for it are called off."""
         wanted = set(missing)
         mine = [guess for guess in self._held.values() if guess.key.layer == layer]
         claimed = {}
         for guess in mine:
             del self._held[guess.key]
-            if guess.key.expert in wanted and not self._failed(guess):
+            if guess.key.expert in wanted and not self.failed(guess):
                 claimed[guess.key.expert] = guess
                 self._count(guess)
             else:
@@ -98,20 +122,20 @@ class AheadSlots:
             guess.flight.abandon()
         self._drain()
 
-    def _count(self, guess: Guess) -> None:
+    def _count(self, guess: Guess[J]) -> None:
         if guess.flight.settled:
             self.counts.in_time += 1
             self.counts.in_time_bytes += guess.size_bytes
         else:
             self.counts.late += 1
             self.counts.late_bytes += guess.size_bytes
-            self.readers.hurry(guess.flight)
+            self.hurry(guess)
 
-    def _failed(self, guess: Guess) -> bool:
-        """Whether a guess met a fault: demand reads it again, and says so if it meets it, too."""
-        return guess.flight.settled and guess.flight.error_of(guess.key.expert) is not None
+    def failed(self, guess: Guess[J]) -> bool:  # noqa: ARG002 - copies in memory do not fail
+        """Whether a guess met a fault: demand fetches it again, and says so if it meets it, too."""
+        return False
 
-    def _call_off(self, guess: Guess) -> None:
+    def _call_off(self, guess: Guess[J]) -> None:
         guess.flight.cancelled = True
         self.counts.wasted += 1
         self.counts.wasted_bytes += guess.size_bytes
@@ -123,3 +147,25 @@ class AheadSlots:
         if settled:
             self._draining = [guess for guess in self._draining if guess not in settled]
             self._free += [guess.row for guess in settled]
+
+
+class AheadOfDisk(AheadSlots[Flight]):
+    """Guesses that reader threads bring from disk."""
+
+    def __init__(self, rows: Sequence[int], catalog: Catalog, readers: Readers) -> None:
+        super().__init__(rows)
+        self.catalog, self.readers = catalog, readers
+
+    def depart(self, key: ExpertKey, row: int) -> Guess[Flight]:
+        """Queue an expert behind all that somebody waits for."""
+        guess = Guess(key, row, Flight(), self.catalog.layers[key.layer].read_bytes(key.expert))
+        self.readers.start(guess.flight, [Load(key.layer, key.expert, row)], Rank.GUESS)
+        return guess
+
+    def hurry(self, guess: Guess[Flight]) -> None:
+        """Move a guess among what somebody waits for."""
+        self.readers.hurry(guess.flight)
+
+    def failed(self, guess: Guess[Flight]) -> bool:
+        """Whether a guess met a fault."""
+        return guess.flight.settled and guess.flight.error_of(guess.key.expert) is not None

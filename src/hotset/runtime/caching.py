@@ -43,7 +43,7 @@ class CachingEngine(Engine):
         self.catalog = catalog
         self.listener: LoadListener | None = None
         self.landing = Landing(controller)
-        self.ahead: AheadSlots | None = None
+        self.ahead: AheadSlots[Any] | None = None
         self.guesser: Guesser | None = None
         self.warmer: Warmer | None = None
         self._experts = [len(layer.experts) for layer in catalog.layers]
@@ -78,6 +78,8 @@ class CachingEngine(Engine):
             if missing:
                 self._fetch(layer, event, loads)
             else:
+                if self.ahead is not None:
+                    self.ahead.claim(layer, ())  # guesses for this layer were wrong, or not needed
                 self.look_ahead(layer, event)
                 self.compute(layer, event, None)
         except BaseException:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
-from hotset.runtime.ahead import AheadSlots, Guess
+from hotset.runtime.ahead import AheadOfDisk, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import BackgroundReader
 from hotset.runtime.caching import CachingEngine, Loads
@@ -42,10 +42,10 @@ class CpuEngine(CachingEngine):
         self._row_of = np.arange(plan.cached)
         self._staging = list(range(plan.cached, plan.cached + plan.staging))
         if plan.ahead:
-            self.ahead = AheadSlots(range(plan.cached + plan.staging, self.arena.slots), catalog, self.readers)
+            self.ahead = AheadOfDisk(range(plan.cached + plan.staging, self.arena.slots), catalog, self.readers)
         self._flight = Flight()
         self._arrived: tuple[Loads | None, set[int]] = None, set()
-        self._claimed: dict[int, Guess] = {}
+        self._claimed: dict[int, Guess[Flight]] = {}
         self._background = BackgroundReader(self.landing, catalog, self.readers, self._lock)
         self._background.row_of = lambda slot: int(self._row_of[slot])
 
@@ -84,11 +84,7 @@ class CpuEngine(CachingEngine):
             self._arrived[1].update(arrived)
             rows = [where.pop(expert) for expert in arrived]
             self._compute_in(layer, event, event.positions(arrived), rows)
-            free += [
-                row
-                for row in rows
-                if self.controller.plan.cached <= row < self.controller.plan.cached + self.controller.plan.staging
-            ]
+            free += [row for row in rows if row in self._staging]
             self._give_back(arrived)
             self._send_staged(layer, flight, staged, free, where)
 

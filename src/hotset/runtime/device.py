@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.runtime.ahead import AheadSlots, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.caching import CachingEngine, Loads
 from hotset.runtime.event import LiveEvent, Which
@@ -64,13 +66,18 @@ class DeviceEngine(CachingEngine):
         self.device = device
         self.host = host
         self.kernel = kernel
-        self.arena = Arena.on_device(plan.cached + plan.staging, catalog.slot_bytes, device)
+        self.arena = Arena.on_device(plan.cached + plan.staging + plan.ahead, catalog.slot_bytes, device)
         self.layers = [
             SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
         ]
         self._rows = self.arena.memory.view(self.arena.slots, catalog.slot_bytes)
         self._host_rows = host.arena.memory.view(host.arena.slots, catalog.slot_bytes)
         self.streams = Streams(device)
+        # Where the slots lie: a guess that comes true brings its own row, and takes that of the slot in exchange.
+        self._row_of = np.arange(plan.cached + plan.staging, dtype=np.int32)
+        if plan.ahead:
+            self.ahead = AheadOfHost(range(plan.cached + plan.staging, self.arena.slots), self)
+        self._passing: dict[int, Guess[Copy]] = {}
         self._unpin = not pinned and device.type == "cuda" and pin(host.arena)
         self.pinned = pinned or self._unpin
         host.before_reading = self.streams.wait_for_copies
@@ -85,7 +92,14 @@ class DeviceEngine(CachingEngine):
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
         experts = event.experts if which is None else event.experts[which]
-        self._compute_in(layer, event, experts, self.controller.table.slot_of[layer, experts])
+        self._compute_in(layer, event, experts, self._rows_of(layer, experts))
+
+    def _rows_of(self, layer: int, experts: Any) -> Any:
+        """Where experts lie: in their slots, or where a guess has brought them that only pass through."""
+        rows = self._row_of[self.controller.table.slot_of[layer, experts]]
+        for expert, guess in self._passing.items():
+            rows[experts == expert] = guess.row
+        return rows
 
     def _compute_in(self, layer: int, event: LiveEvent, experts: Any, slots: Any) -> None:
         if self.kernel is not None and self._is_few(event):
@@ -121,19 +135,51 @@ class DeviceEngine(CachingEngine):
         """Copy in what is missing and compute everything."""
         self._arrived = loads, set()
         order = loads[loads[:, 0].argsort()]
+        order = self._claim(layer, order)
         groups = self._groups(order, self._is_few(event))
         missing_bytes = len(order) * self.catalog.slot_bytes
-        if self._is_few(event) and len(groups) == 1 and missing_bytes < SPLIT_BYTES:
+        if not groups:
+            self.look_ahead(layer, event)
+            self.compute(layer, event, None)
+        elif self._is_few(event) and len(groups) == 1 and missing_bytes < SPLIT_BYTES:
             self._copy_then_compute(layer, event, groups[0])
         else:
             self._compute_while_copying(layer, event, order, groups)
+        self._give_back()
+
+    def _claim(self, layer: int, order: Loads) -> Loads:
+        """Take over what was guessed, to be computed like residents once it is there; returns what is still missing."""
+        if self.ahead is None:
+            return order
+        claimed: dict[int, Guess[Copy]] = self.ahead.claim(layer, order[:, 0].tolist())
+        for expert, slot in order[:, :2].tolist():
+            guess = claimed.get(expert)
+            if guess is None:
+                continue
+            self.streams.arithmetic_waits_for(guess.flight.landed)
+            self._arrived[1].add(expert)
+            if slot < 0:
+                self._passing[expert] = guess
+            else:
+                row, self._row_of[slot] = int(self._row_of[slot]), guess.row
+                self.ahead.give(row)
+        return order[[expert not in claimed for expert in order[:, 0].tolist()]] if claimed else order
+
+    def _give_back(self) -> None:
+        """Return the rows of guesses that only passed through; nobody fills them before the next event's sync."""
+        for guess in self._passing.values():
+            assert self.ahead is not None  # noqa: S101 - it brought the guess
+            self.ahead.give(guess.row)
+        self._passing.clear()
 
     def _copy_then_compute(self, layer: int, event: LiveEvent, group: Group) -> None:
         """Compute all experts in one go: the copies take less time than it takes to launch a computation twice."""
-        self.streams.arithmetic_waits_for(self._copy(layer, event, group))
-        slots = self.controller.table.slot_of[layer, event.experts]
-        slots[event.positions(group.experts)] = group.slots
-        self._compute_in(layer, event, event.experts, slots)
+        landed = self._copy(layer, event, group)
+        self.look_ahead(layer, event)
+        self.streams.arithmetic_waits_for(landed)
+        rows = self._rows_of(layer, event.experts)
+        rows[event.positions(group.experts)] = group.slots
+        self._compute_in(layer, event, event.experts, rows)
 
     def _compute_while_copying(self, layer: int, event: LiveEvent, order: Loads, groups: list[Group]) -> None:
         """Compute residents first, the rest group by group as it arrives."""
@@ -143,6 +189,8 @@ class DeviceEngine(CachingEngine):
             if group.half is not None and computed[group.half] is not None:
                 self.streams.copies_wait_for(computed[group.half])
             landed = self._copy(layer, event, group)
+            if number == len(groups) - 1:
+                self.look_ahead(layer, event)
             if number == 0 and len(residents):
                 self.compute(layer, event, residents)
             self.streams.arithmetic_waits_for(landed)
@@ -157,6 +205,7 @@ class DeviceEngine(CachingEngine):
         """What travels together: seated experts, then staged ones in two alternating halves of the staging."""
         cached, staging = self.controller.plan.cached, self.controller.plan.staging
         seated = order[order[:, 1] >= 0]
+        seated[:, 1] = self._row_of[seated[:, 1]]
         staged = order[order[:, 1] < 0, 0].tolist()
         if together and len(staged) <= staging:
             slots = seated[:, 1].tolist() + list(range(cached, cached + len(staged)))
@@ -195,6 +244,12 @@ class DeviceEngine(CachingEngine):
             self._arrived[1].add(expert)
             began = time.perf_counter()
 
+    def copy_ahead(self, row: int, source: int, used_bytes: int) -> Any:
+        """Copy a slot of the RAM tier to a row, beside everything else; returns what marks its end."""
+        with self.streams.guessing():
+            self._rows[row, :used_bytes].copy_(self._host_rows[source, :used_bytes], non_blocking=True)
+        return self.streams.mark_guesses()
+
     def fetch(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""
         ((_, slot),) = self.host.bring(layer, [expert], [1], Phase.PREFILL)
@@ -225,7 +280,8 @@ class DeviceEngine(CachingEngine):
             with self.streams.copying():
                 for key, slot in held.items():
                     used = self.catalog.layers[key.layer].layout.used_bytes
-                    self._rows[slot, :used].copy_(self._host_rows[slot_of[key], :used], non_blocking=True)
+                    row = int(self._row_of[slot])
+                    self._rows[row, :used].copy_(self._host_rows[slot_of[key], :used], non_blocking=True)
                     self._background_bytes += used
             landed = self.streams.mark_copies()
         self.streams.block_until(landed)
@@ -245,6 +301,7 @@ class DeviceEngine(CachingEngine):
     def lost(self, loads: Loads) -> list[int]:
         """After a failure: the experts whose slots hold nothing to be trusted."""
         self.streams.wait_for_all()
+        self._give_back()
         arrived = self._arrived[1] if self._arrived[0] is loads else set()
         return [expert for expert, slot in loads[:, :2].tolist() if slot >= 0 and expert not in arrived]
 
@@ -259,17 +316,55 @@ class DeviceEngine(CachingEngine):
             "slots": plan.cached * self.catalog.slot_bytes,
             "staging": plan.staging * self.catalog.slot_bytes,
             "host": self.host.arena.size_bytes,
+            **({"ahead": plan.ahead * self.catalog.slot_bytes} if plan.ahead else {}),
         }
 
     def close(self) -> None:
         """Give back threads, files and memory."""
         if self.warmer is not None:
             self.warmer.stop()
+        if self.ahead is not None:
+            self.ahead.clear()
         self.streams.wait_for_copies()
         if self._unpin:
             unpin(self.host.arena)
         self.host.close()
         self.layers = []
+
+
+class Copy:
+    """A copy from host memory: under way at once, and not to be called off."""
+
+    def __init__(self, landed: Any) -> None:
+        self.landed = landed
+        self.cancelled = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is done."""
+        return self.landed is None or bool(self.landed.query())
+
+    def abandon(self) -> None:
+        """Wait for its end."""
+        if self.landed is not None:
+            self.landed.synchronize()
+
+
+class AheadOfHost(AheadSlots[Copy]):
+    """Guesses that are copied from the RAM tier on a stream of their own."""
+
+    def __init__(self, rows: Sequence[int], engine: DeviceEngine) -> None:
+        super().__init__(rows)
+        self._engine = weakref.proxy(engine)
+
+    def depart(self, key: ExpertKey, row: int) -> Guess[Copy] | None:
+        """Copy an expert, if the RAM tier has it."""
+        engine = self._engine
+        source = int(engine.host.controller.table.slot_of[key])
+        if source < 0:
+            return None
+        used = engine.catalog.layers[key.layer].layout.used_bytes
+        return Guess(key, row, Copy(engine.copy_ahead(row, source, used)), used)
 
 
 class Streams:
@@ -279,11 +374,20 @@ class Streams:
         self.device = device
         self._cuda: Any = torch.cuda
         self._copies = self._cuda.Stream(device) if device.type == "cuda" else None
+        self._guesses = self._cuda.Stream(device) if device.type == "cuda" else None
         self._waits: deque[tuple[Any, Any]] = deque(maxlen=1 << 14)
 
     def copying(self) -> Any:
         """A context in which copies go to their own stream."""
         return torch.cuda.stream(self._copies)  # does nothing for None
+
+    def guessing(self) -> Any:
+        """A context in which copies go to the stream of guesses, which demand does not wait for."""
+        return torch.cuda.stream(self._guesses)  # does nothing for None
+
+    def mark_guesses(self) -> Any:
+        """What marks the end of all guesses so far."""
+        return None if self._guesses is None else self._guesses.record_event(self._cuda.Event(enable_timing=True))
 
     def mark_copies(self) -> Any:
         """What marks the end of all copies so far."""
@@ -309,8 +413,9 @@ class Streams:
 
     def wait_for_copies(self) -> None:
         """Block until all copies are done."""
-        if self._copies is not None:
+        if self._copies is not None and self._guesses is not None:
             self._copies.synchronize()
+            self._guesses.synchronize()
 
     def wait_for_all(self) -> None:
         """Block until the device has nothing left to do."""

@@ -1,0 +1,93 @@
+"""`hotset forecast`: how well the experts of the layers ahead can be foreseen, and at what cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotset.cli.output import JsonFlag, emit, note, progress_bar
+from hotset.cli.traces import load_trace, short_name
+from hotset.errors import HotsetError
+
+if TYPE_CHECKING:
+    from hotset.sim.forecasting import Evaluation
+    from hotset.trace import Trace
+
+Traces = Annotated[list[Path], typer.Argument(metavar="T...", help="Trace files, or reference:NAME.")]
+Forecasts = Annotated[
+    list[str] | None,
+    typer.Option("--forecast", "-f", help='A forecast, as gate, or "token:slots=1024". Repeat it. None: all of them.'),
+]
+Distances = Annotated[str, typer.Option("--distance", "-d", help="How many layers ahead, with commas between them.")]
+Fit = Annotated[float, typer.Option(help="Share of requests to learn from before any is judged.", min=0, max=0.95)]
+ByLayer = Annotated[bool, typer.Option("--by-layer", help="Show recall by layer, too.")]
+Plot = Annotated[Path | None, typer.Option(help="Draw recall and reliability: .png, .svg or .pdf.")]
+
+
+def forecast(
+    traces: Traces,
+    forecast: Forecasts = None,
+    distance: Distances = "1,2,3",
+    fit: Fit = 0.5,
+    by_layer: ByLayer = False,
+    plot: Plot = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Judge forecasts of the experts that the next layers will use.
+
+    Example: hotset forecast chat.safetensors -f gate -f best --distance 1,2 --plot ahead.png
+    """
+    distances = _distances(distance)
+    if plot:
+        from hotset.report import check_plot
+
+        check_plot(plot)  # before the work, not after it
+    results = _run(_load(traces), _specs(forecast), distances, fit)
+    if plot:
+        from hotset.report.forecast_plot import plot_forecasts
+
+        plot_forecasts(results, plot)
+    _show(results, by_layer, as_json)
+
+
+def _distances(text: str) -> list[int]:
+    try:
+        return sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        raise HotsetError(f'cannot read the distances "{text}": write them as 1,2,3') from None
+
+
+def _specs(asked: list[str] | None) -> list[str]:
+    """The forecasts as parsed, once each, so that a wrong name is said before any work."""
+    from hotset.forecasts import names, parse
+
+    return list(dict.fromkeys(parse(spec).spec for spec in asked or names()))
+
+
+def _load(paths: list[Path]) -> dict[str, Trace]:
+    traces: dict[str, Trace] = {}
+    for path in paths:
+        name = short_name(path)
+        traces[str(path) if name in traces else name] = load_trace(path)
+    return traces
+
+
+def _run(traces: dict[str, Trace], specs: list[str], distances: list[int], fit: float) -> dict[str, Evaluation]:
+    from hotset.sim.forecasting import evaluate
+
+    with progress_bar("forecasting", len(traces) * len(specs)) as advance:
+        return {name: evaluate(trace, specs, distances, fit, advance=advance) for name, trace in traces.items()}
+
+
+def _show(results: dict[str, Evaluation], by_layer: bool, as_json: bool) -> None:
+    if as_json:
+        emit({"traces": {name: result.as_dict() for name, result in results.items()}}, True)
+        return
+    from hotset.report.forecast_table import forecast_tables
+
+    emit({}, False, *forecast_tables(results, by_layer))
+    for name, result in results.items():
+        for text in result.notes:
+            note(f"{name}: {text}")

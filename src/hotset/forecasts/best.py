@@ -1,0 +1,283 @@
+"""All that is known, weighed: a logistic regression over the other forecasts, learnt while the model runs.
+
+What the members say is taken as log-odds against the rate of use, so a member that knows nothing adds nothing. The
+weights are of one vector per distance, and of a second one where the target lies in the next pass, whose token nobody
+knows yet.
+"""
+
+# ruff: noqa: ARG001 - every forecast's functions take the same arguments
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hotset.forecasts import gate, previous, token, transition
+from hotset.forecasts._learnt import Rates, gather, log_odds, mix_rates, spread, start_rates, tokens_ahead
+from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen
+from hotset.policies.base import compiled
+from hotset.shape import ModelShape
+
+HALF_LIVES = (1.0, 3.0, 8.0, 24.0, 72.0, 240.0)
+RATES = len(HALF_LIVES)
+BIAS, BASE, AGE = RATES, RATES + 1, RATES + 2
+COMMON = RATES + 3
+"""Features of a layer alone: its recent rates of use, a constant, the rate of all time, and its experts' ages."""
+
+MEAN, LIFT, WORD, ROUTER, REQUEST, EARLIER = 0, 1, 2, 3, 4, 5
+MEMBERS = 6
+"""Features by distance: transitions in two views, the token, the routers' guesses, the request's likeness, and what
+was foreseen of the layer from one layer before."""
+
+_LANES = 8  # rows are padded to whole vectors, and sums run in fixed lanes: the same bits on every machine
+_LEARN_RATE = 0.05
+_FORGET = 0.98  # of squared gradients at each event
+_LEAST_ENERGY = 1e-12
+
+
+@compiled
+def _say_nothing(state: Any, seen: Seen) -> None:
+    pass
+
+
+@compiled
+def _say_rate(state: Any, seen: Seen, target: int, distance: int, out: Any) -> None:
+    out[0] = -1.0
+
+
+def _matcher() -> Any:
+    """The forecast by likeness of requests, if this hotset has it."""
+    if find_spec("hotset.forecasts.eam") is None:
+        return None
+    return import_module("hotset.forecasts.eam").FORECAST
+
+
+_MATCHER = _matcher()
+_match_observe = _MATCHER.observe if _MATCHER else _say_nothing
+_match_chances = _MATCHER.chances if _MATCHER else _say_rate
+
+
+class BestState(NamedTuple):
+    """What the members know, their last words on every layer, and the weights of these."""
+
+    rates: Rates
+    previous: previous.PreviousState
+    transition: transition.TransitionState
+    token: token.TokenState
+    gate: gate.GateState
+    match: Any  # the state of eam, or one number
+    recent: Any  # float64 [layers, half-lives, padded experts], recent rates of use
+    common: Any  # float64 [layers, COMMON, padded experts]
+    members: Any  # float64 [distances, layers, MEMBERS, padded experts]
+    value: Any  # float64 [distances, layers, padded experts], log-odds of use by one token
+    known: Any  # int8 [distances, layers]: 0: nothing was said, 1: within the pass, 2: from the pass before
+    weights: Any  # float64 [2, distances, COMMON + MEMBERS]: within the pass, and for the next
+    energy: Any  # as weights: sums of squared gradients that fade (AdaGrad that forgets)
+    scratch: Any  # float64 [3, padded experts]
+
+
+@compiled
+def observe(state: BestState, seen: Seen) -> None:
+    """Learn from how well this event was foreseen, let the members learn, then look ahead from it."""
+    if seen.phase == 1:
+        _learn(state, seen)
+    previous.observe(state.previous, seen)
+    transition.observe(state.transition, seen)
+    token.observe(state.token, seen)
+    gate.observe(state.gate, seen)
+    _match_observe(state.match, seen)
+    mix_rates(state.rates, seen)
+    _mix_recent(state, seen)
+    _describe(state, seen)
+    layers = len(state.recent)
+    for d in range(MAX_DISTANCE):
+        state.known[d, seen.layer] = 0
+    for d in range(min(MAX_DISTANCE, layers)):
+        _look_ahead(state, seen, (seen.layer + d + 1) % layers, d)
+
+
+@compiled
+def chances(state: BestState, seen: Seen, target: int, distance: int, out: Any) -> None:
+    """The chances as weighed when the layer was observed."""
+    d = distance - 1
+    if distance > MAX_DISTANCE or state.known[d, target] == 0:
+        for e in range(len(out)):
+            out[e] = state.rates.rate[target, e]
+    else:
+        for e in range(len(out)):
+            out[e] = _logistic(state.value[d, target, e])
+    spread(out, tokens_ahead(seen, target))
+
+
+@compiled
+def _learn(state: BestState, seen: Seen) -> None:
+    """One step on the log-likelihood of what was used, at every distance from which it was foreseen."""
+    used, surprise = state.scratch[0], state.scratch[1]
+    for e in range(len(used)):
+        used[e] = 0.0
+    for i in range(len(seen.experts)):
+        used[seen.experts[i]] = seen.counts[i] / seen.tokens
+    for d in range(MAX_DISTANCE):
+        known = state.known[d, seen.layer]
+        if known > 0:
+            value = state.value[d, seen.layer]
+            for e in range(len(value)):
+                surprise[e] = used[e] - _logistic(value[e])
+            _step(state, surprise, seen.layer, d, known - 1)
+
+
+@compiled
+def _step(state: BestState, surprise: Any, layer: int, d: int, across: int) -> None:
+    weights, energy = state.weights[across, d], state.energy[across, d]
+    experts = state.rates.rate.shape[1]
+    for f in range(COMMON + MEMBERS):
+        row = state.common[layer, f] if f < COMMON else state.members[d, layer, f - COMMON]
+        gradient = _dot(surprise, row) / experts
+        energy[f] = _FORGET * energy[f] + gradient * gradient + _LEAST_ENERGY
+        weights[f] += _LEARN_RATE * gradient / math.sqrt(energy[f])
+
+
+@compiled
+def _mix_recent(state: BestState, seen: Seen) -> None:
+    """Age the recent rates by this event's tokens and mix in what they used."""
+    used = state.scratch[0]
+    for e in range(len(used)):
+        used[e] = 0.0
+    for i in range(len(seen.experts)):
+        used[seen.experts[i]] = seen.counts[i] / seen.tokens
+    for r in range(RATES):
+        row, fresh = state.recent[seen.layer, r], 1.0 - 0.5 ** (seen.tokens / HALF_LIVES[r])
+        for e in range(len(row)):
+            row[e] += fresh * (used[e] - row[e])
+
+
+@compiled
+def _describe(state: BestState, seen: Seen) -> None:
+    """Fill the features of the layer alone, which hold until its next event."""
+    features, rate = state.common[seen.layer], state.rates.rate[seen.layer]
+    for r in range(RATES):
+        row, recent = features[r], state.recent[seen.layer, r]
+        for e in range(len(row)):
+            row[e] = math.sqrt(recent[e])
+    base = features[BASE]
+    for e in range(len(rate)):
+        base[e] = log_odds(rate[e])
+    out = state.scratch[1, : len(rate)]
+    previous.chances(state.previous, seen, seen.layer, 1, out)
+    _compare(state, seen.layer, out, tokens_ahead(seen, seen.layer), features[AGE])
+
+
+@compiled
+def _compare(state: BestState, layer: int, chance: Any, tokens: int, row: Any) -> None:
+    """What a member's chances say beyond the rate of use, as log-odds of one token."""
+    base = state.common[layer, BASE]
+    gather(chance, tokens)
+    for e in range(len(chance)):
+        row[e] = log_odds(chance[e]) - base[e]
+
+
+@compiled
+def _look_ahead(state: BestState, seen: Seen, target: int, d: int) -> None:
+    """Ask the members about a layer ahead and weigh their answers."""
+    rows, tokens = state.members[d, target], tokens_ahead(seen, target)
+    out = state.scratch[1, : state.rates.rate.shape[1]]
+    transition.chances(state.transition, seen, target, d + 1, out)
+    _compare(state, target, out, tokens, rows[MEAN])
+    transition.add_lift(state.transition, seen, target, d + 1, rows[LIFT, : len(out)])
+    token.chances(state.token, seen, target, d + 1, out)
+    _compare(state, target, out, tokens, rows[WORD])
+    gate.chances(state.gate, seen, target, d + 1, out)
+    _compare(state, target, out, tokens, rows[ROUTER])
+    _match_chances(state.match, seen, target, d + 1, out)
+    if out[0] >= 0.0:
+        _compare(state, target, out, tokens, rows[REQUEST])
+    _recall_earlier(state, target, d, rows[EARLIER])
+    across = 1 if target <= seen.layer else 0
+    state.known[d, target] = 1 + across
+    _weigh(state, target, d, state.weights[across, d])
+
+
+@compiled
+def _recall_earlier(state: BestState, target: int, d: int, row: Any) -> None:
+    base, known = state.common[target, BASE], d + 1 < MAX_DISTANCE and state.known[d + 1, target] > 0
+    for e in range(len(row)):
+        row[e] = state.value[d + 1, target, e] - base[e] if known else 0.0
+
+
+@compiled
+def _weigh(state: BestState, target: int, d: int, weights: Any) -> None:
+    value = state.value[d, target]
+    for e in range(len(value)):
+        value[e] = 0.0
+    for f in range(COMMON + MEMBERS):
+        row = state.common[target, f] if f < COMMON else state.members[d, target, f - COMMON]
+        weight = weights[f]
+        for e in range(len(value)):
+            value[e] += weight * row[e]
+
+
+@compiled
+def _logistic(x: float) -> Any:
+    """1 / (1 + exp(-x)) by repeated squaring: plain arithmetic that vectorises, within 0.002 everywhere."""
+    power = 1.0 - min(abs(x), 24.0) / 256.0
+    for _ in range(8):
+        power *= power
+    small = power / (1.0 + power)
+    return 1.0 - small if x > 0 else small
+
+
+@compiled
+def _dot(a: Any, b: Any) -> Any:
+    """A dot product summed in eight fixed lanes."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
+    for i in range(0, len(a), 8):
+        s0 += a[i] * b[i]
+        s1 += a[i + 1] * b[i + 1]
+        s2 += a[i + 2] * b[i + 2]
+        s3 += a[i + 3] * b[i + 3]
+        s4 += a[i + 4] * b[i + 4]
+        s5 += a[i + 5] * b[i + 5]
+        s6 += a[i + 6] * b[i + 6]
+        s7 += a[i + 7] * b[i + 7]
+    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best(Forecast):
+    """The chance of each expert by everything that is known, weighed by how well it has foretold so far."""
+
+    name: ClassVar[str] = "best"
+    observe: ClassVar[Any] = staticmethod(observe)
+    chances: ClassVar[Any] = staticmethod(chances)
+
+    def start(self, shape: ModelShape) -> BestState:
+        """Trust the rate of use and the routers fully, the others a little, until evidence says otherwise."""
+        layers, padded = shape.layers, -(-shape.experts // _LANES) * _LANES
+        weights = np.zeros((2, MAX_DISTANCE, COMMON + MEMBERS))
+        weights[..., BASE], weights[..., COMMON + ROUTER], weights[..., AGE] = 1.0, 1.0, 0.3
+        weights[..., COMMON + MEAN], weights[..., COMMON + WORD] = 0.3, 0.3
+        common = np.zeros((layers, COMMON, padded))
+        common[:, BIAS, : shape.experts] = 1.0
+        return BestState(
+            start_rates(shape),
+            previous.Previous().start(shape),
+            transition.Transition().start(shape),
+            token.Token().start(shape),
+            gate.Gate().start(shape),
+            _MATCHER().start(shape) if _MATCHER else np.zeros(1),
+            np.zeros((layers, RATES, padded)),
+            common,
+            np.zeros((MAX_DISTANCE, layers, MEMBERS, padded)),
+            np.zeros((MAX_DISTANCE, layers, padded)),
+            np.zeros((MAX_DISTANCE, layers), np.int8),
+            weights,
+            np.full(weights.shape, 1e-3),
+            np.zeros((3, padded)),
+        )
+
+
+FORECAST = Best

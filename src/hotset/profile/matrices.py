@@ -1,0 +1,185 @@
+"""Which experts single requests used: a bounded collection of token counts that finds past requests like a new one.
+
+A matrix holds the tokens of one request that used each expert, prefill and decode apart: [phases, layers, experts].
+The idea, and the rule of what makes way, are those of MoE-Infinity (arXiv 2401.14361).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.errors import ProfileError
+from hotset.profile.statistics import Grid
+from hotset.shape import ModelShape
+from hotset.trace import Phase
+
+if TYPE_CHECKING:
+    from hotset.policies.eam import EamState
+
+CAPACITY = 200
+MAX_MATRICES = 4096
+MAX_FULL_BYTES = 256 << 20
+"""What all matrices take in full: a small file must not become a large collection."""
+MAX_TOKENS = float(1 << 40)
+
+
+def full_bytes(shape: ModelShape) -> int:
+    """What one matrix takes in full."""
+    return len(Phase) * shape.total_experts * 4
+
+
+@dataclass(frozen=True, eq=False)
+class Matrices:
+    """Matrices as they are kept: row after row, only the experts that were used."""
+
+    sizes: npt.NDArray[np.uint16]  # [matrices, phases, layers], the experts of each row
+    expert: npt.NDArray[np.uint16]  # [entries], rising within a row
+    count: npt.NDArray[np.float32]  # [entries], tokens
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def each(self, experts: int) -> Iterator[npt.NDArray[np.float32]]:
+        """One matrix after the other, in full, for layers of so many experts."""
+        end = 0
+        for sizes in self.sizes:
+            begin, end = end, end + int(sizes.sum(dtype=np.int64))
+            rows = np.repeat(np.arange(sizes.size), sizes.reshape(-1))
+            matrix = np.zeros((sizes.size, experts), np.float32)
+            matrix[rows, self.expert[begin:end]] = self.count[begin:end]
+            yield matrix.reshape(*sizes.shape, experts)
+
+    @classmethod
+    def of(cls, full: npt.NDArray[Any]) -> Matrices:
+        """Keep what is not zero of [matrices, phases, layers, experts]."""
+        counts = full.astype(np.float32, copy=False)
+        used = counts > 0
+        *_, expert = np.nonzero(used)
+        return cls(used.sum(axis=-1, dtype=np.uint16), expert.astype(np.uint16), counts[used])
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise ProfileError unless these are matrices of a model of this shape, in their one order."""
+        if self.sizes.shape[1:] != (len(Phase), shape.layers):
+            raise ProfileError(f"the matrices are not of {shape.layers} layers")
+        if len(self) > MAX_MATRICES or len(self) * full_bytes(shape) > MAX_FULL_BYTES:
+            raise ProfileError(f"there are {len(self):,} matrices, more than any collection holds")
+        entries = int(self.sizes.sum(dtype=np.int64))
+        if self.expert.shape != (entries,) or self.count.shape != (entries,):
+            raise ProfileError("the matrices do not have as many entries as they state")
+        if (self.expert >= shape.experts).any() or not self._rises():
+            raise ProfileError(f"the experts of a matrix must rise, and be less than {shape.experts}")
+        if not ((self.count > 0) & (self.count <= MAX_TOKENS)).all():
+            raise ProfileError("a count of the matrices is not positive, far too large or no number")
+
+    def _rises(self) -> bool:
+        """Whether experts rise within each row."""
+        rises = self.expert[1:] > self.expert[:-1]
+        begins = np.cumsum(self.sizes.reshape(-1), dtype=np.int64)  # where the next row begins, if it has experts
+        rises[begins[(begins > 0) & (begins < len(self.expert))] - 1] = True
+        return bool(rises.all())
+
+
+class Collection:
+    """Past requests of one model, at most so many, and the compiled search for those like a new one."""
+
+    def __init__(self, shape: ModelShape, capacity: int = CAPACITY, matrices: Matrices | None = None) -> None:
+        from hotset.policies.eam import MAX_NEAREST, empty_state
+
+        self.shape = shape
+        self.state = empty_state(shape, capacity, MAX_NEAREST, 0.0)
+        if matrices is not None:
+            recall(self.state, matrices)
+
+    def __len__(self) -> int:
+        return int(self.state.held[0])
+
+    def add(self, matrix: npt.NDArray[Any]) -> None:
+        """Store a request; when all places are taken, that of the request most like it."""
+        from hotset.policies.eam import end_request
+
+        self._run(matrix)
+        end_request(self.state, True)
+
+    def match(self, matrix: npt.NDArray[Any], phase: Phase = Phase.DECODE, nearest: int = 1) -> list[tuple[int, float]]:
+        """The stored requests most like the beginning of one, with their cosines over the rows that it has."""
+        self._look(matrix, phase)
+        found = [int(place) for place in self.state.matched[1 : 1 + self.state.matched[0]]]
+        return [(place, self._cosine(place, phase)) for place in found[:nearest]]
+
+    def predict(self, matrix: npt.NDArray[Any], phase: Phase = Phase.DECODE, nearest: int = 1) -> Grid:
+        """The share of each layer's uses that each expert takes in the nearest requests; without any, in this one."""
+        from hotset.policies.eam import fill_shares
+
+        self._look(matrix, phase)
+        self.state.matched[0] = min(nearest, self.state.matched[0])
+        out: Grid = np.zeros((self.shape.layers, self.shape.experts))
+        fill_shares(self.state, int(phase), out)
+        return out
+
+    def matrices(self) -> Matrices:
+        """All that is stored, as a profile keeps it."""
+        return Matrices.of(self.state.rows[: len(self)])
+
+    def _look(self, matrix: npt.NDArray[Any], phase: Phase) -> None:
+        from hotset.policies.eam import find_nearest
+
+        self._run(matrix)
+        find_nearest(self.state, int(phase))
+
+    def _run(self, matrix: npt.NDArray[Any]) -> None:
+        from hotset.policies.eam import end_request
+
+        wanted = (len(Phase), self.shape.layers, self.shape.experts)
+        if matrix.shape != wanted or not (np.isfinite(matrix) & (matrix >= 0)).all():
+            raise ProfileError(f"a matrix must be counts of shape {wanted}")
+        end_request(self.state, False)
+        _run(self.state, matrix)
+
+    def _cosine(self, place: int, phase: Phase) -> float:
+        state = self.state
+        size = state.known[phase, place] * state.running_square[phase]
+        return float(state.dots[phase, place] / np.sqrt(size)) if size > 0 else 0.0
+
+
+def collected(state: EamState) -> Matrices:
+    """What a policy or forecast has stored, the running request included; its state is left alone."""
+    from hotset.policies.eam import end_request
+
+    copy = type(state)(*(array.copy() for array in state))
+    end_request(copy, True)
+    return Matrices.of(copy.rows[: int(copy.held[0])])
+
+
+def recall(state: EamState, matrices: Matrices) -> None:
+    """Let a policy or forecast begin with stored requests; the first make way if they are too many."""
+    from hotset.policies.eam import end_request
+
+    for matrix in matrices.each(state.rows.shape[-1]):
+        _run(state, matrix)
+        end_request(state, True)
+
+
+def union(shape: ModelShape, parts: Sequence[Matrices | None], capacity: int = CAPACITY) -> Matrices | None:
+    """All different matrices, in the order given; where they are too many, the later ones replace those most alike."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    different = {matrix.tobytes(): matrix for part in known for matrix in part.each(shape.experts)}
+    collection = Collection(shape, capacity)
+    for matrix in different.values():
+        collection.add(matrix)
+    return collection.matrices()
+
+
+def _run(state: EamState, matrix: npt.NDArray[Any]) -> None:
+    """Let a request of these counts run."""
+    from hotset.policies.eam import add_row
+
+    for phase, layer in np.argwhere(matrix.any(axis=-1)).tolist():
+        experts = np.flatnonzero(matrix[phase, layer])
+        add_row(state, phase, layer, experts, matrix[phase, layer, experts].astype(np.float64))

@@ -1,0 +1,317 @@
+"""Judges forecasts on a trace: how many of the experts that were used had been named, and what a chance is worth."""
+
+# ruff: noqa: F821 - observe and chances are bound per forecast
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.errors import HotsetError
+from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, names, parse
+from hotset.forecasts._kernel import bind
+from hotset.trace import Phase, Trace
+from hotset.trace.events import EventTable
+
+BINS = 10
+"""Chances are sorted into so many bins of equal width to see what they are worth."""
+
+_PACE_EVENTS = 4000  # enough to time a forecast
+_LEAST_CHANCE = 1e-6  # a wrong certainty costs this much log-loss, not everything
+HITS, HITS_TWICE, USED, PICKED, PICKED_TWICE, LOG_LOSS, BRIER, ASKED, JUDGED = range(9)
+SUMS = 9
+
+observe: Callable[..., None]
+chances: Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well one forecast foresaw events so many layers ahead; figures are of targets in the same pass.
+
+    `recall` is the share of the experts used that were among the k most likely (k: top_k for each token of the event),
+    `next_pass_recall` the same where the target lies in the next pass, whose token is not known yet.
+    """
+
+    forecast: str
+    distance: int
+    events: int
+    recall: float | None
+    precision: float | None
+    recall_2k: float | None
+    precision_2k: float | None
+    log_loss: float | None
+    brier: float | None
+    calibration_error: float | None
+    next_pass_recall: float | None
+    us_per_event: float
+    recall_by_layer: list[float | None]
+    bins: list[tuple[float, float, int]]  # mean chance, share used, number of chances; of all targets
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of all forecasts on one trace, and on what they were judged."""
+
+    judged: str
+    scores: list[Score] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The evaluation as plain values, for JSON."""
+        return asdict(self)
+
+
+class Story(NamedTuple):
+    """A trace as the compiled loop walks over it."""
+
+    start: Any
+    layer: Any
+    tokens: Any
+    phase: Any
+    request: Any
+    expert: Any
+    count: Any
+    step: Any
+    bounds: Any  # int64 [passes + 1], tokens of each pass
+    token_ids: Any  # int32 [tokens], or empty
+    guesses: Any  # int16 [tokens, layers, distances, width], or empty
+    ahead: Any  # int64 [events, distances], the event that many layers later, or -1
+    judged: Any  # bool [events]
+
+
+def evaluate(
+    trace: Trace,
+    forecasts: Sequence[str] | None = None,
+    distances: Sequence[int] = (1, 2, 3),
+    fit: float = 0.5,
+    *,
+    advance: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """Run each forecast over the trace and judge it on new tokens of the requests after the first share `fit`."""
+    _check(distances, fit)
+    known = [d for d in distances if d <= trace.shape.layers]
+    events = trace.events()
+    judged, words = _judged(events, trace, fit)
+    result = Evaluation(words)
+    story = tell(trace, events, judged)
+    for spec in forecasts or names():
+        forecast = parse(spec)
+        if forecast.needs and getattr(trace, forecast.needs) is None:
+            result.notes.append(f"{forecast.spec} is left out: the trace has no {forecast.needs.replace('_', ' ')}")
+        else:
+            result.scores.extend(_scores(forecast, trace, story, known))
+        advance()
+    return result
+
+
+def _check(distances: Sequence[int], fit: float) -> None:
+    if not distances or not all(1 <= d <= MAX_DISTANCE for d in distances):
+        raise HotsetError(f"a distance is 1 to {MAX_DISTANCE} layers")
+    if not 0 <= fit < 1:
+        raise HotsetError(f"the share to learn from first is from 0 to below 1, not {fit}")
+
+
+def _judged(events: EventTable, trace: Trace, fit: float) -> tuple[npt.NDArray[np.bool_], str]:
+    """Which events count, and that in words; a single request is cut by its passes."""
+    decode = events.phase == Phase.DECODE
+    first = math.ceil(fit * trace.requests)
+    if first < trace.requests:
+        chosen = decode & (events.request >= first)
+        words = f"new tokens of requests {first + 1} to {trace.requests}"
+    else:
+        first = math.ceil(fit * trace.steps)
+        chosen = decode & (events.step >= first)
+        words = f"new tokens of passes {first + 1} to {trace.steps}"
+    if not chosen.any():
+        raise HotsetError(
+            "there are no new tokens to judge by: the trace holds prompts only, or the share is too large"
+        )
+    return chosen, f"{words}, in order, with everything before them learnt"
+
+
+def tell(trace: Trace, events: EventTable, judged: npt.NDArray[np.bool_]) -> Story:
+    """Lay a trace out for the compiled loop."""
+    passes = np.flatnonzero(np.diff(trace.step, prepend=trace.step[0] - 1))
+    return Story(
+        events.start, events.layer, events.tokens, events.phase, events.request, events.expert, events.count,
+        events.step, np.append(passes, trace.tokens).astype(np.int64),
+        np.empty(0, np.int32) if trace.token_ids is None else np.ascontiguousarray(trace.token_ids),
+        np.empty((0, 0, 0, 0), np.int16) if trace.guesses is None else np.ascontiguousarray(trace.guesses),
+        _ahead(events), judged,
+    )  # fmt: skip
+
+
+def _ahead(events: EventTable) -> npt.NDArray[np.int64]:
+    """Where each event's targets are; where a layer was left out on the way there is none."""
+    found = np.full((len(events), MAX_DISTANCE), -1, np.int64)
+    for d in range(1, MAX_DISTANCE + 1):
+        there = np.arange(len(events) - d)
+        fits = events.layer[d:] == (events.layer[: len(there)] + d) % events.shape.layers
+        near = events.step[d:] - events.step[: len(there)] == (events.layer[: len(there)] + d) // events.shape.layers
+        found[: len(there), d - 1] = np.where(fits & near, there + d, -1)
+    return found
+
+
+def _scores(forecast: Forecast, trace: Trace, story: Story, distances: Sequence[int]) -> list[Score]:
+    shape, run = trace.shape, _loop_of(type(forecast))
+    wanted = np.isin(np.arange(1, MAX_DISTANCE + 1), distances)
+    sums = np.zeros((MAX_DISTANCE, shape.layers, SUMS))
+    bins = np.zeros((MAX_DISTANCE, BINS, 3))
+    scratch, guesses = np.zeros((2, shape.experts)), np.empty((MAX_DISTANCE, shape.experts), np.int16)
+    run(forecast.start(shape), story, wanted, shape.top_k, sums, bins, scratch, guesses, len(story.layer))
+    us = _pace(forecast, trace, story, wanted, run)
+    return [_score(forecast.spec, d, sums[d - 1], bins[d - 1], us) for d in distances]
+
+
+def _pace(forecast: Forecast, trace: Trace, story: Story, wanted: Any, run: Callable[..., None]) -> float:
+    """Microseconds per event to learn and to fill the chances, judging nothing; the better of two runs."""
+    shape, events = trace.shape, min(len(story.layer), _PACE_EVENTS)
+    blank = story._replace(judged=np.zeros_like(story.judged))
+    sums, bins = np.zeros((MAX_DISTANCE, shape.layers, SUMS)), np.zeros((MAX_DISTANCE, BINS, 3))
+    scratch, guesses = np.zeros((2, shape.experts)), np.empty((MAX_DISTANCE, shape.experts), np.int16)
+    taken = []
+    for _ in range(2):
+        state = forecast.start(shape)
+        began = time.perf_counter()
+        run(state, blank, wanted, shape.top_k, sums, bins, scratch, guesses, events)
+        taken.append(time.perf_counter() - began)
+    return 1e6 * min(taken) / events
+
+
+def _score(spec: str, distance: int, sums: Any, bins: Any, us: float) -> Score:
+    within, across = sums[distance:].sum(0), sums[:distance].sum(0)
+    return Score(
+        forecast=spec,
+        distance=distance,
+        events=int(within[JUDGED]),
+        recall=_ratio(within[HITS], within[USED]),
+        precision=_ratio(within[HITS], within[PICKED]),
+        recall_2k=_ratio(within[HITS_TWICE], within[USED]),
+        precision_2k=_ratio(within[HITS_TWICE], within[PICKED_TWICE]),
+        log_loss=_ratio(within[LOG_LOSS], within[ASKED]),
+        brier=_ratio(within[BRIER], within[ASKED]),
+        calibration_error=_ratio(np.abs(bins[:, 0] - bins[:, 1]).sum(), bins[:, 2].sum()),
+        next_pass_recall=_ratio(across[HITS], across[USED]),
+        us_per_event=us,
+        recall_by_layer=[_ratio(row[HITS], row[USED]) for row in sums],
+        bins=[(float(p / n), float(u / n), int(n)) if n else (0.0, 0.0, 0) for p, u, n in bins],
+    )
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part / whole) if whole > 0 else None
+
+
+def recount_guesses(story: Story, event: int, scratch: Any, guesses: Any) -> None:
+    """Fill what the routers ahead made of this event's input; the guesses of several tokens are ranked by votes."""
+    distances, layers = story.guesses.shape[2], story.guesses.shape[1]
+    first, last = story.bounds[story.step[event]], story.bounds[story.step[event] + 1]
+    for d in range(guesses.shape[0]):
+        for r in range(guesses.shape[1]):
+            guesses[d, r] = -1
+        target = story.layer[event] + d + 1
+        if d < distances and target < layers:
+            if last - first == 1:
+                for r in range(min(story.guesses.shape[3], guesses.shape[1])):
+                    guesses[d, r] = story.guesses[first, target, d, r]
+            else:
+                rank_votes(story, first, last, target, d, scratch, guesses[d])
+
+
+def rank_votes(story: Story, first: int, last: int, target: int, d: int, votes: Any, row: Any) -> None:
+    """The union of the tokens' guesses, those with most votes first, where a better rank is a larger vote."""
+    width, size = story.guesses.shape[3], 0
+    for e in range(len(votes)):
+        votes[e] = 0.0
+    for t in range(first, last):
+        for r in range(width):
+            expert = story.guesses[t, target, d, r]
+            if expert >= 0:
+                votes[expert] += width - r
+    for e in range(len(votes)):
+        if votes[e] > 0:
+            at = size
+            while at > 0 and votes[row[at - 1]] < votes[e]:
+                row[at] = row[at - 1]
+                at -= 1
+            row[at] = e
+            size += 1
+
+
+def judge(story: Story, event: int, top_k: int, out: Any, used: Any, sums: Any, bins: Any) -> None:
+    """Compare the chances of one event with what it used."""
+    experts = story.expert[story.start[event] : story.start[event + 1]]
+    picked = min(top_k * story.tokens[event], len(out))
+    twice = min(2 * picked, len(out))
+    for e in range(len(out)):
+        used[e] = 0.0
+    for i in range(len(experts)):
+        rank = 0
+        for e in range(len(out)):
+            rank += (out[e] > out[experts[i]]) | ((out[e] == out[experts[i]]) & (e < experts[i]))
+        used[experts[i]] = 1.0
+        sums[HITS] += rank < picked
+        sums[HITS_TWICE] += rank < twice
+    sums[USED] += len(experts)
+    sums[PICKED] += picked
+    sums[PICKED_TWICE] += twice
+    sums[JUDGED] += 1
+    weigh(out, used, sums, bins)
+
+
+def weigh(out: Any, used: Any, sums: Any, bins: Any) -> None:
+    """Add up what the chances were worth as chances."""
+    sums[ASKED] += len(out)
+    for e in range(len(out)):
+        said = out[e] if used[e] > 0 else 1.0 - out[e]
+        sums[LOG_LOSS] -= math.log(max(said, _LEAST_CHANCE))
+        sums[BRIER] += (out[e] - used[e]) ** 2
+        place = min(int(out[e] * BINS), BINS - 1)
+        bins[place, 0] += out[e]
+        bins[place, 1] += used[e]
+        bins[place, 2] += 1
+
+
+def loop(
+    state: Any, story: Story, wanted: Any, top_k: int, sums: Any, bins: Any, scratch: Any, guesses: Any, events: int
+) -> None:
+    """Observe all events in order; after each, forecast the layers ahead and judge where that counts."""
+    layers = sums.shape[1]
+    for event in range(events):
+        low, high = story.start[event], story.start[event + 1]
+        step = story.step[event]
+        token = -1
+        if len(story.token_ids) > 0 and story.bounds[step + 1] - story.bounds[step] == 1:
+            token = story.token_ids[story.bounds[step]]
+        if story.guesses.shape[0] > 0:
+            recount_guesses(story, event, scratch[0], guesses)
+        seen = Seen(
+            story.layer[event], story.expert[low:high], story.count[low:high], story.tokens[event],
+            story.phase[event], story.request[event], token, guesses[:, : guesses.shape[1] * (len(story.guesses) > 0)],
+        )  # fmt: skip
+        observe(state, seen)
+        for d in range(len(wanted)):
+            if wanted[d]:
+                target = (seen.layer + d + 1) % layers
+                chances(state, seen, target, d + 1, scratch[0])
+                there = story.ahead[event, d]
+                if there >= 0 and story.judged[there]:
+                    judge(story, there, top_k, scratch[0], scratch[1], sums[d, target], bins[d])
+
+
+_TEMPLATES = (rank_votes, recount_guesses, weigh, judge, loop)
+_MADE: dict[type[Forecast], Callable[..., None]] = {}
+
+
+def _loop_of(forecast: type[Forecast]) -> Callable[..., None]:
+    if forecast not in _MADE:
+        space = bind(forecast, _TEMPLATES, (loop,), globals(), Path(__file__))
+        _MADE[forecast] = space["loop"]
+    return _MADE[forecast]

@@ -1,0 +1,189 @@
+"""Fetching ahead: whatever is guessed, the text and the cache stay the same; only times differ."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from test_device_engine import load as load_on_device  # noqa: E402
+from test_device_engine import plain_kernel  # noqa: E402
+
+import hotset  # noqa: E402
+from hotset import policies, reference  # noqa: E402
+from hotset.cache.controller import Controller  # noqa: E402
+from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.models.budget import shape_of  # noqa: E402
+from hotset.models.connect import connect_engine  # noqa: E402
+from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
+from hotset.runtime.arena import poison  # noqa: E402
+from hotset.runtime.cpu import CpuEngine  # noqa: E402
+from hotset.runtime.event import LiveEvent  # noqa: E402
+from hotset.runtime.guessing import IsNear  # noqa: E402
+from hotset.runtime.passes import Pass  # noqa: E402
+from hotset.shape import ExpertKey  # noqa: E402
+from hotset.trace import Phase, Trace  # noqa: E402
+from hotset.transfer import file as store_file  # noqa: E402
+
+IDS = torch.tensor([[5, 900, 31, 7, 410, 77]])
+LAYERS, EXPERTS = 8, 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def greedy(model: Any, tokens: int = 40) -> Any:
+    return model.generate(
+        IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=tokens, do_sample=False, pad_token_id=0
+    )
+
+
+def load_on_cpu(slots: int, staging: int, scope: Scope = Scope.LAYER, ahead: int = 0) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    lean = LeanLoad(keep=lambda *_: False)
+    with lean_loading(lean):
+        model = AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
+    assert lean.sites is not None
+    assert lean.catalog is not None
+    plan = SlotPlan(shape_of(lean.sites, lean.catalog), slots, scope, staging, ahead)
+    engine = CpuEngine(Controller(plan, policies.parse("blend")), lean.catalog, [site.math for site in lean.sites])
+    poison(engine.arena)
+    connect_engine(model, lean.sites, engine)
+    return model
+
+
+def load(kind: str, scope: Scope, ahead: int) -> Any:
+    if kind == "cpu":
+        return load_on_cpu(128, 3, scope, ahead)
+    return load_on_device(128, 3, 512 if kind == "device" else 256, plain_kernel, scope, ahead)
+
+
+@pytest.fixture(scope="module")
+def truth() -> tuple[Any, Trace]:
+    from transformers import AutoModelForCausalLM
+
+    expected = greedy(AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32))
+    model = hotset.load(reference.path(), memory="50%", dtype=torch.float32, device="cpu")
+    with model.hotset.trace() as recorder:
+        assert torch.equal(greedy(model), expected)
+    model.hotset.close()
+    return expected, recorder.finish()
+
+
+class Said:
+    """Guesses by a rule that knows nothing, everything, or the opposite."""
+
+    def __init__(self, rule: str, trace: Trace) -> None:
+        self.rule, self.trace = rule, trace
+        self.random = np.random.default_rng(1)
+
+    def after(self, layer: int, _: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+        keys = [ExpertKey(*key) for key in getattr(self, self.rule)(layer, run)]
+        return [key for key in keys if not is_near(key)][:room]
+
+    def oracle(self, layer: int, run: Pass) -> list[tuple[int, int]]:
+        step, target = run.number - 1 + (layer == LAYERS - 1), (layer + 1) % LAYERS
+        rows = self.trace.experts[self.trace.step == step, target]
+        return [(target, int(expert)) for expert in np.unique(rows)]
+
+    def wrong(self, layer: int, run: Pass) -> list[tuple[int, int]]:
+        right = {key[1] for key in self.oracle(layer, run)}
+        return [((layer + 1) % LAYERS, expert) for expert in range(EXPERTS) if expert not in right]
+
+    def random_ones(self, _: int, __: Pass) -> list[tuple[int, int]]:
+        return [(int(self.random.integers(LAYERS)), int(self.random.integers(EXPERTS))) for _ in range(8)]
+
+
+def rows_are_kept(engine: Any) -> bool:
+    """Every row of memory belongs to exactly one slot, staging place or guess, and holds what it should."""
+    rows = engine.arena.rows()
+    for key in engine.controller.residents():
+        used = engine.catalog.layers[key.layer].layout.used_bytes
+        row = int(engine._row_of[engine.controller.table.slot_of[key]])
+        if not np.array_equal(rows[row, :used], engine.fetch(*key)[:used]):
+            return False
+    engine.ahead.clear()
+    plan = engine.controller.plan
+    taken = engine._row_of[: plan.cached].tolist() + list(range(plan.cached, plan.cached + plan.staging))
+    return sorted(taken + engine.ahead._free) == list(range(engine.arena.slots))
+
+
+@pytest.mark.parametrize("rule", ["oracle", "wrong", "random_ones"])
+@pytest.mark.parametrize("ahead", [1, 8])
+@pytest.mark.parametrize("scope", [Scope.LAYER, Scope.POOL])
+@pytest.mark.parametrize("kind", ["cpu", "device", "device with a small RAM tier"])
+def test_no_guess_changes_the_text_or_the_cache(kind: str, scope: Scope, ahead: int, rule: str, truth: Any) -> None:
+    expected, trace = truth
+    plain = load(kind, scope, 0)
+    assert torch.equal(greedy(plain), expected)
+    before = plain.hotset.stats()
+    plain.hotset.close()
+    model = load(kind, scope, ahead)
+    engine = model.hotset.engine
+    engine.guesser = Said(rule, trace)
+    assert torch.equal(greedy(model), expected)
+    after, counts = model.hotset.stats(), engine.ahead.counts
+    assert rows_are_kept(engine)
+    model.hotset.close()
+    for count in ("hits", "misses", "evicted", "staged"):
+        assert after["decode"][count] == before["decode"][count]
+    assert counts.in_time + counts.late <= after["misses"]
+    if rule == "oracle":
+        assert counts.in_time + counts.late > 0
+        assert counts.wasted <= 0.05 * (counts.in_time + counts.late) + LAYERS * ahead
+    if rule == "wrong":
+        assert counts.in_time + counts.late == 0
+        assert counts.wasted > 0
+
+
+def test_a_guess_that_meets_a_bad_disk_is_read_again_by_demand(truth: Any, monkeypatch: Any) -> None:
+    expected, trace = truth
+    model = load("cpu", Scope.LAYER, 8)
+    engine = model.hotset.engine
+    engine.guesser = Said("oracle", trace)
+    good, calls = os.preadv, [0]
+
+    def now_and_then(*arguments: Any) -> int:
+        calls[0] += 1
+        if calls[0] % 7 < 5:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return good(*arguments)
+
+    monkeypatch.setattr(store_file, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(store_file, "_preadv", now_and_then)
+    for _ in range(3):
+        with suppress(hotset.HotsetError):  # demand may meet the fault, too
+            assert torch.equal(greedy(model, 12), expected[:, : IDS.shape[1] + 12])
+    monkeypatch.setattr(store_file, "_preadv", good)
+    assert torch.equal(greedy(model), expected)
+    assert rows_are_kept(engine)
+    model.hotset.close()
+
+
+def test_guesses_are_for_decode_alone(truth: Any) -> None:
+    _, trace = truth
+    model = load("cpu", Scope.LAYER, 4)
+    engine, phases = model.hotset.engine, []
+
+    class Watching(Said):
+        def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+            phases.append(run.phase)
+            return super().after(layer, event, run, room, is_near)
+
+    engine.guesser = Watching("oracle", trace)
+    greedy(model, 3)
+    assert set(phases) == {Phase.DECODE}
+    model.hotset.close()
