@@ -94,6 +94,9 @@ class Said:
         keys = [ExpertKey(*key) for key in getattr(self, self.rule)(layer, run)]
         return [key for key in keys if not is_near(key)][:room]
 
+    def note(self, layer: int, run: Pass, stall_s: float, in_time: int, late: int) -> None:
+        assert stall_s >= 0
+
     def oracle(self, layer: int, run: Pass) -> list[tuple[int, int]]:
         step, target = run.number - 1 + (layer == LAYERS - 1), (layer + 1) % LAYERS
         rows = self.trace.experts[self.trace.step == step, target]

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotset.forecasts.base import Seen
-from hotset.policies.base import Grid, compiled
+from hotset.forecasts.base import Seen, compiled
+from hotset.policies.base import Grid
 from hotset.shape import ModelShape
 
 _MEMORY = 4096.0  # tokens; a rate of use is a mean over about so many

@@ -18,8 +18,7 @@ import numpy as np
 
 from hotset.forecasts import gate, previous, token, transition
 from hotset.forecasts._learnt import Rates, gather, log_odds, mix_rates, spread, start_rates, tokens_ahead
-from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen
-from hotset.policies.base import compiled
+from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen, compiled
 from hotset.shape import ModelShape
 
 HALF_LIVES = (1.0, 3.0, 8.0, 24.0, 72.0, 240.0)

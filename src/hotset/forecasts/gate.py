@@ -8,8 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hotset.forecasts._learnt import Rates, count, learnt, mix_rates, spread, start_rates, tokens_ahead
-from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen
-from hotset.policies.base import compiled
+from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen, compiled
 from hotset.shape import ModelShape
 
 OWN_WEIGHT, ALL_WEIGHT = 24.0, 8.0

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hotset.forecasts._learnt import Rates, count, learnt, mix_rates, spread, start_rates, tokens_ahead
-from hotset.forecasts.base import Forecast, Seen
-from hotset.policies.base import compiled
+from hotset.forecasts.base import Forecast, Seen, compiled
 from hotset.shape import ModelShape
 
 AGES = (1, 2, 3, 5, 8, 16, 32)

@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.cache.landing import Landing
 from hotset.errors import BudgetError, HotsetError
-from hotset.runtime.ahead import AheadSlots
+from hotset.runtime.ahead import AheadCounts, AheadSlots
 from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
@@ -71,7 +72,8 @@ class CachingEngine(Engine):
 
     def _serve(self, layer: int, event: LiveEvent) -> None:
         self._broken = True  # an interrupt may come anywhere: from here on the slots are in order only if we say so
-        run = self.current
+        run, stalled_s = self.current, self.clock.stall_s
+        guessed = None if self.ahead is None else replace(self.ahead.counts)
         missing = self.controller.route(layer, event.experts, event.counts, event.tokens, run.phase, run.first_request)
         loads = self.controller.table.loads[:missing].copy()
         try:
@@ -87,6 +89,8 @@ class CachingEngine(Engine):
             self._broken = False
             raise
         self._broken = False
+        if guessed is not None:
+            self._note_payoff(layer, self.clock.stall_s - stalled_s, guessed)
 
     def _fetch(self, layer: int, event: LiveEvent, loads: Loads) -> None:
         if self.listener is not None:
@@ -107,6 +111,13 @@ class CachingEngine(Engine):
         if self.guesser is None or self.ahead is None or self.current.phase != Phase.DECODE:
             return
         self.ahead.send(self.guesser.after(layer, event, self.current, self.ahead.room, self._is_near))
+
+    def _note_payoff(self, layer: int, stall_s: float, before: AheadCounts) -> None:
+        """Tell whoever guesses how this event went."""
+        if self.guesser is None or self.ahead is None or self.current.phase != Phase.DECODE:
+            return
+        now = self.ahead.counts
+        self.guesser.note(layer, self.current, stall_s, now.in_time - before.in_time, now.late - before.late)
 
     def _is_near(self, key: ExpertKey) -> bool:
         """Whether an expert need not be guessed: it is here, or on its way."""

@@ -17,3 +17,6 @@ class Guesser(Protocol):
 
     def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
         """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
+
+    def note(self, layer: int, run: Pass, stall_s: float, in_time: int, late: int) -> None:
+        """Learn how an event went: how long it stalled, and how many guesses for it came in time or late."""

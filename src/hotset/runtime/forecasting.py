@@ -1,0 +1,123 @@
+"""Guesses by a forecast: the likeliest experts of the next layers, as many as arrive in time, where that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hotset.forecasts import Forecast, Seen
+from hotset.forecasts._kernel import steps_of
+from hotset.runtime.event import LiveEvent
+from hotset.runtime.guessing import IsNear
+from hotset.runtime.passes import Pass
+from hotset.runtime.payoff import Payoff
+from hotset.shape import ExpertKey, ModelShape
+from hotset.trace import Phase
+
+Gate = Callable[[int, torch.Tensor, int, int], npt.NDArray[np.int16]]
+"""What the routers of the layers ahead make of a layer's input: of layer, input, distances and width."""
+LEAST_CHANCE = 0.3
+"""Below this a guess is wrong too often to be worth the link, whatever it costs nobody else."""
+
+
+class ForecastGuesser:
+    """Asks one forecast, in the order in which layers run."""
+
+    def __init__(
+        self,
+        forecast: Forecast,
+        shape: ModelShape,
+        *,
+        gate: Gate | None = None,
+        distances: int = 1,
+        payoff: Payoff | None = None,
+    ) -> None:
+        self.forecast, self.shape, self.gate, self.distances = forecast, shape, gate, distances
+        self.payoff = payoff or Payoff(shape.layers)
+        self.state = forecast.start(shape)
+        self._steps = steps_of(type(forecast))
+        self._chances = np.zeros(shape.experts)
+        self._none = np.full((1, 1), -1, np.int16)
+
+    def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+        """The likeliest experts of the next layers that are not near, best first, as far as sending for them pays."""
+        seen = self._seen(layer, event, run)
+        self._steps.observe(self.state, *seen)
+        wanted: list[tuple[float, ExpertKey]] = []
+        for distance in range(1, self.distances + 1):
+            target = (layer + distance) % self.shape.layers
+            most = min(room, self.payoff.most(target, run.number))
+            if most:
+                wanted += self._likeliest(seen, target, distance, most, is_near)
+        wanted.sort(key=lambda pair: -pair[0])
+        return [key for _, key in wanted[:room]]
+
+    def note(self, layer: int, run: Pass, stall_s: float, in_time: int, late: int) -> None:
+        """Learn how an event went."""
+        self.payoff.note(layer, run.number, stall_s, in_time, late)
+
+    def observe(self, layer: int, event: LiveEvent, run: Pass) -> None:
+        """Learn from an event that nothing is guessed after, as in a prompt."""
+        self._steps.observe(self.state, *self._seen(layer, event, run))
+
+    def _seen(self, layer: int, event: LiveEvent, run: Pass) -> Seen:
+        single = run.token_ids is not None and len(run.token_ids) == 1
+        token = int(run.token_ids[0]) if single and run.token_ids is not None else -1
+        return Seen(
+            layer, event.experts, event.counts, event.tokens, int(run.phase), run.first_request, token,
+            self._guesses(layer, event, run),
+        )  # fmt: skip
+
+    def _guesses(self, layer: int, event: LiveEvent, run: Pass) -> npt.NDArray[np.int16]:
+        """What the gates ahead say; of several tokens the experts that most of them name."""
+        if self.gate is None or run.phase != Phase.DECODE:
+            return self._none
+        said = self.gate(layer, event.hidden, self.distances, 2 * self.shape.top_k)
+        return said[0] if len(said) == 1 else _by_votes(said)
+
+    def _likeliest(
+        self, seen: Seen, target: int, distance: int, most: int, is_near: IsNear
+    ) -> list[tuple[float, ExpertKey]]:
+        self._steps.chances(self.state, *seen, target, distance, self._chances)
+        found: list[tuple[float, ExpertKey]] = []
+        for expert in np.argsort(-self._chances, kind="stable")[: 2 * self.shape.top_k].tolist():
+            chance = float(self._chances[expert])
+            if chance < LEAST_CHANCE or len(found) == most:
+                break
+            key = ExpertKey(target, expert)
+            if not is_near(key):
+                found.append((chance, key))
+        return found
+
+
+def _by_votes(said: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    """One list per distance from those of several tokens: a first place counts most."""
+    distances, width = said.shape[1:]
+    merged = np.full((distances, width), -1, np.int16)
+    for distance in range(distances):
+        votes: dict[int, int] = {}
+        for row in said[:, distance].tolist():
+            for place, expert in enumerate(row):
+                if expert >= 0:
+                    votes[expert] = votes.get(expert, 0) + width - place
+        best = sorted(votes, key=lambda expert: (-votes[expert], expert))[:width]
+        merged[distance, : len(best)] = best
+    return merged
+
+
+def forecast_stats(guesser: ForecastGuesser, counts: Any) -> dict[str, Any]:
+    """What was guessed, what came of it, and where it was switched off, as plain values."""
+    return {
+        "forecast": guesser.forecast.spec,
+        "in_time": counts.in_time,
+        "late": counts.late,
+        "wasted": counts.wasted,
+        "in_time_bytes": counts.in_time_bytes,
+        "late_bytes": counts.late_bytes,
+        "wasted_bytes": counts.wasted_bytes,
+        **guesser.payoff.as_dict(),
+    }
