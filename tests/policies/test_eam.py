@@ -141,3 +141,48 @@ def test_random_requests_against_the_slow_model(spec):
 def test_wrong_options_are_refused(spec, message):
     with pytest.raises(PolicyError, match=message):
         parse(spec)
+
+
+def foreseen(forecast, events, target):
+    """What a forecast says of a layer after all these events, and its state."""
+    from hotset.forecasts._kernel import steps_of
+
+    steps, state = steps_of(type(forecast)), forecast.start(events.shape)
+    nobody, out = np.full((1, 1), -1, np.int16), np.zeros(events.shape.experts)
+    for i, event in enumerate(events):
+        own = slice(events.start[i], events.start[i + 1])
+        phase, request = int(event.phase), int(events.request[i])
+        args = (state, event.layer, events.expert[own], events.count[own], event.tokens, phase, request, -1, nobody)
+        steps.observe(*args)
+    steps.chances(*args, target, 1, out)
+    return out, state
+
+
+def test_the_forecast_is_the_row_of_the_nearest_request_as_chances():
+    from hotset.forecasts.eam import SMOOTH, Eam
+
+    out, state = foreseen(Eam(), requests_of(TWO_BY_FOUR, [*A, *B, (2, 0, {0: 1})]), 1)
+    # A's row of layer 1 is (0, 0, 4, 0) of 4 tokens; 4 tokens of the rate of use are mixed in.
+    raw = (np.array([0, 0, 4, 0]) + SMOOTH * state.rates.rate[1]) / (4 + SMOOTH)
+    odds = state.line[0] * np.log(raw / (1 - raw)) + state.line[1]
+    np.testing.assert_allclose(out, 1 / (1 + np.exp(-odds)), rtol=1e-5)
+
+
+def test_the_forecast_is_calibrated_and_keeps_the_order():
+    from hotset.forecasts.eam import Eam
+
+    rng = np.random.default_rng(4)
+    shape = ModelShape(2, 16, 2)
+    tastes = rng.dirichlet(np.full(16, 0.3), (3, 2)) * 0.97 + 0.03 / 16
+    rows = []
+    for request in range(60):
+        for step in range(20):
+            layer = step % 2
+            rows.append(
+                (request, layer, dict.fromkeys(rng.choice(16, 2, False, tastes[request % 3, layer]).tolist(), 1))
+            )
+    out, state = foreseen(Eam(capacity=20), requests_of(shape, rows), 0)
+    assert state.requests.held[0] == 20
+    assert 1.6 < out.sum() < 2.4
+    assert state.line[0] > 0
+    assert set(np.argsort(-out)[:2].tolist()) & set(np.argsort(-tastes[59 % 3, 0])[:2].tolist())

@@ -72,6 +72,7 @@ def bind(
 
 
 def _digest(source: Path) -> str:
-    """A short hash of all source that ends up in the machine code; members call each other, so of every forecast."""
-    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(base.__file__), source]
+    """A short hash of all source that ends up in the machine code; forecasts call each other, and parts of policies."""
+    folders = (Path(__file__).parent, Path(base.__file__).parent)
+    sources = [*(path for folder in folders for path in sorted(folder.glob("*.py"))), source]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]

@@ -11,8 +11,7 @@ import numpy as np
 
 from hotset.errors import PolicyError
 from hotset.forecasts._learnt import Rates, log_odds, mix_rates, spread, start_rates, tokens_ahead
-from hotset.forecasts.base import Forecast, Seen
-from hotset.policies.base import compiled
+from hotset.forecasts.base import Forecast, Seen, compiled
 from hotset.policies.eam import (
     CAPACITY,
     MAX_CAPACITY,

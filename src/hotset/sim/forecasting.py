@@ -171,7 +171,7 @@ def _scores(forecast: Forecast, trace: Trace, story: Story, distances: Sequence[
 
 
 def _pace(forecast: Forecast, trace: Trace, story: Story, wanted: Any, run: Callable[..., None]) -> float:
-    """Microseconds of processor time per event to learn and fill the chances, judging nothing; the better of two runs."""
+    """Microseconds of processor time per event to learn and to fill the chances, judging none; the better of two."""
     shape, events = trace.shape, min(len(story.layer), _PACE_EVENTS)
     blank = story._replace(judged=np.zeros_like(story.judged))
     sums, bins = np.zeros((MAX_DISTANCE, shape.layers, SUMS)), np.zeros((MAX_DISTANCE, BINS, 3))

@@ -1,0 +1,269 @@
+"""Fetching ahead over a modelled link: what of the stalls a forecast saves, and how many bytes it wastes.
+
+Guesses wait in slots of their own and never change who is resident. So a replay without them gives all misses, and
+this follows with the forecast and the link alone. docs/design.md states the model.
+"""
+
+# ruff: noqa: F821, SIM110 - observe and chances are bound per forecast; compiled code knows no generators
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hotset.cache.controller import Controller
+from hotset.errors import HotsetError
+from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, parse
+from hotset.forecasts._kernel import bind
+from hotset.forecasts._payoff import PayoffState, most_guesses, note_event, start_payoff
+from hotset.sim.forecasting import Story, rank_votes, recount_guesses, tell
+from hotset.sim.link import Link
+from hotset.trace import Trace
+
+LEAST_CHANCE = 0.3
+STALL_S, TOTAL_S, IN_TIME, LATE, WASTED, DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES = range(8)
+
+observe: Callable[..., None]
+chances: Callable[..., None]
+
+
+class Board(NamedTuple):
+    """The slots for guesses: whose they are, and what is still on its way."""
+
+    layer: Any  # int64 [slots], -1 where empty
+    expert: Any  # int64 [slots]
+    left: Any  # float64 [slots], bytes
+    turn: Any  # int64 [slots], the order of departure
+
+
+class Road(NamedTuple):
+    """The link, per layer and expert."""
+
+    layer_s: float
+    expert_s: float  # of a layer's compute, what is experts
+    bytes_per_s: float
+    latency_s: float
+    expert_bytes: float
+
+
+@dataclass(frozen=True)
+class Journey:
+    """What a replay with guesses would have taken, in decode."""
+
+    stall_s: float
+    total_s: float
+    in_time: int
+    late: int
+    wasted: int
+    demand_bytes: float
+    guessed_bytes: float
+    wasted_bytes: float
+    layers_switched_off: int
+
+
+def simulate_ahead(
+    trace: Trace,
+    controller: Controller,
+    link: Link,
+    forecast: str,
+    *,
+    slots: int,
+    auto: bool = True,
+    distances: int = 1,
+) -> Journey:
+    """Replay a trace on a fresh cache and let a forecast fetch ahead; "off" and "oracle" are forecasts, too."""
+    size = trace.shape.expert_bytes
+    if size is None:
+        raise HotsetError("a modelled link needs the size of an expert: pass --expert-bytes")
+    events = trace.events()
+    done = controller.replay(events, log=True)
+    story = tell(trace, events, np.ones(len(events), np.bool_))
+    chosen = parse("previous" if forecast in ("off", "oracle") else forecast)
+    layer_s = link.compute_s / trace.shape.layers
+    road = Road(layer_s, layer_s * link.expert_share, link.bytes_per_s, link.latency_s, float(size))
+    payoff = start_payoff(trace.shape.layers, auto=auto, most=slots)
+    board = Board(np.full(slots, -1), np.zeros(slots, np.int64), np.zeros(slots), np.zeros(slots, np.int64))
+    sums = np.zeros(8)
+    mode = {"off": 0, "oracle": 2}.get(forecast, 1)
+    resident = np.zeros((trace.shape.layers, trace.shape.experts), np.bool_)
+    out = np.zeros(max(trace.shape.experts, 3))
+    guesses = np.empty((MAX_DISTANCE, trace.shape.experts), np.int16)
+    _follow_of(type(chosen))(
+        story, done.log, done.misses, resident, chosen.start(trace.shape), payoff, board, road,
+        np.array([mode, distances]), out, guesses, sums,
+    )  # fmt: skip
+    off = int((payoff.off_until > 0).sum())
+    moved = [float(sums[which]) for which in (DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES)]
+    found = [int(sums[which]) for which in (IN_TIME, LATE, WASTED)]
+    return Journey(
+        stall_s=float(sums[STALL_S]),
+        total_s=float(sums[TOTAL_S]),
+        in_time=found[0],
+        late=found[1],
+        wasted=found[2],
+        demand_bytes=moved[0],
+        guessed_bytes=moved[1],
+        wasted_bytes=moved[2],
+        layers_switched_off=off,
+    )
+
+
+def travel(board: Board, road: Road, since_s: float, until_s: float) -> None:
+    """Let guesses travel, in the order of their departure, while the link has nothing else to do."""
+    bytes_left = (until_s - since_s) * road.bytes_per_s
+    while bytes_left > 0:
+        first = -1
+        for slot in range(len(board.layer)):
+            waits = board.layer[slot] >= 0 and board.left[slot] > 0
+            if waits and (first < 0 or board.turn[slot] < board.turn[first]):
+                first = slot
+        if first < 0:
+            return
+        moved = min(bytes_left, board.left[first])
+        board.left[first] -= moved
+        bytes_left -= moved
+
+
+def is_missing(log: Any, row: int, missing: int, expert: int) -> bool:
+    """Whether an expert is among what an event had to load."""
+    for i in range(missing):
+        if log[row + i, 1] == expert:
+            return True
+    return False
+
+
+def claim(board: Board, road: Road, log: Any, row: int, missing: int, layer: int, sums: Any, found: Any) -> None:
+    """Empty the slots of guesses for a layer: found[0] came in time, found[1] are late, with found[2] bytes to go."""
+    for i in range(3):
+        found[i] = 0.0
+    for slot in range(len(board.layer)):
+        if board.layer[slot] != layer:
+            continue
+        board.layer[slot] = -1
+        moved = road.expert_bytes - board.left[slot]
+        sums[GUESSED_BYTES] += moved
+        if not is_missing(log, row, missing, board.expert[slot]):
+            sums[WASTED] += 1
+            sums[WASTED_BYTES] += moved
+        elif board.left[slot] <= 0:
+            found[0] += 1
+        else:
+            found[1] += 1
+            found[2] += board.left[slot]
+
+
+def is_on_board(board: Board, layer: int, expert: int) -> bool:
+    """Whether an expert was sent for already."""
+    for slot in range(len(board.layer)):
+        if board.layer[slot] == layer and board.expert[slot] == expert:
+            return True
+    return False
+
+
+def send(board: Board, road: Road, resident: Any, target: int, out: Any, most: int, turn: int) -> int:
+    """Send for the likeliest experts of a layer that are not near; returns the next turn."""
+    for _ in range(most):
+        free, best = -1, -1
+        for slot in range(len(board.layer)):
+            if board.layer[slot] < 0:
+                free = slot
+        for expert in range(len(out)):
+            better = out[expert] >= LEAST_CHANCE and (best < 0 or out[expert] > out[best])
+            if better and not resident[target, expert] and not is_on_board(board, target, expert):
+                best = expert
+        if free < 0 or best < 0:
+            return turn
+        board.layer[free], board.expert[free] = target, best
+        board.left[free], board.turn[free] = road.expert_bytes, turn
+        turn += 1
+    return turn
+
+
+def settle(log: Any, row: int, missing: int, resident: Any) -> None:
+    """Note who sat down and who left."""
+    for i in range(row, row + missing):
+        if log[i, 2] >= 0:
+            resident[log[i, 0], log[i, 1]] = True
+        if log[i, 4] >= 0:
+            resident[log[i, 3], log[i, 4]] = False
+
+
+def foresee(story: Story, state: Any, seen: Any, event: int, target: int, distance: int, mode: int, out: Any) -> None:
+    """Fill the chances of a layer ahead: the forecast's, or the truth."""
+    if mode == 1:
+        chances(state, seen, target, distance, out)
+        return
+    for expert in range(len(out)):
+        out[expert] = 0.0
+    later = story.ahead[event, distance - 1]
+    if later >= 0:
+        for i in range(story.start[later], story.start[later + 1]):
+            out[story.expert[i]] = 1.0
+
+
+def token_of(story: Story, event: int) -> int:
+    """The id of the token that an event's pass computes, if it is one and known."""
+    step = story.step[event]
+    if len(story.token_ids) > 0 and story.bounds[step + 1] - story.bounds[step] == 1:
+        return int(story.token_ids[story.bounds[step]])
+    return -1
+
+
+def follow(
+    story: Story, log: Any, misses: Any, resident: Any, state: Any, payoff: PayoffState, board: Board, road: Road,
+    options: Any, out: Any, guesses: Any, sums: Any
+) -> None:  # fmt: skip
+    """Walk through all events with a clock for the compute and one for the link."""
+    now, free_at, row, turn = 0.0, 0.0, 0, 0
+    layers, found, mode = resident.shape[0], out[:3], options[0]
+    for event in range(len(story.layer)):
+        layer, missing = story.layer[event], misses[event]
+        first, last = story.start[event], story.start[event + 1]
+        decode, number = story.phase[event] == 1, story.step[event]
+        travel(board, road, free_at, now)
+        claim(board, road, log, row, missing, layer, sums, found)
+        in_time, late, late_left = found[0], found[1], found[2]
+        absent = missing - in_time
+        load = (absent - late) * road.expert_bytes + late_left
+        transfer = load / road.bytes_per_s + (road.latency_s if absent > 0 else 0.0)
+        stall = max(0.0, transfer - road.expert_s * (last - first - absent) / (last - first))
+        if decode:
+            sums[STALL_S] += stall
+            sums[TOTAL_S] += road.layer_s + stall
+            sums[IN_TIME] += in_time
+            sums[LATE] += late
+            sums[DEMAND_BYTES] += load
+            note_event(payoff, layer, number, stall, int(in_time), int(late))
+        settle(log, row, missing, resident)
+        row += missing
+        if mode > 0:
+            if story.guesses.shape[0] > 0:
+                recount_guesses(story, event, out, guesses)
+            seen = Seen(
+                layer, story.expert[first:last], story.count[first:last], story.tokens[event], story.phase[event],
+                story.request[event], token_of(story, event), guesses[:, : guesses.shape[1] * (len(story.guesses) > 0)],
+            )  # fmt: skip
+            observe(state, seen)
+            for distance in range(1, options[1] + 1 if decode else 1):
+                target = (layer + distance) % layers
+                most = most_guesses(payoff, target, number + (target <= layer))
+                if most > 0:
+                    foresee(story, state, seen, event, target, distance, mode, out)
+                    turn = send(board, road, resident, target, out, most, turn)
+        free_at = now + transfer
+        now += road.layer_s + stall
+
+
+_TEMPLATES = (
+    rank_votes, recount_guesses, travel, is_missing, claim, is_on_board, send, settle, foresee, token_of, follow,
+)  # fmt: skip
+_MADE: dict[type[Forecast], Callable[..., None]] = {}
+
+
+def _follow_of(forecast: type[Forecast]) -> Callable[..., None]:
+    if forecast not in _MADE:
+        _MADE[forecast] = bind(forecast, _TEMPLATES, (follow,), globals(), Path(__file__))["follow"]
+    return _MADE[forecast]
