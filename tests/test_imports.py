@@ -27,7 +27,7 @@ ALLOWED = {
     "forecasts": {"policies", "trace", "shape", "errors"},
     "cache": {"forecasts", "profile", "policies", "trace", "shape", "errors"},
     "sim": {"forecasts", "cache", "profile", "policies", "trace", "shape", "errors"},
-    "profile": {"trace", "shape", "files", "errors"},
+    "profile": {"policies", "trace", "shape", "files", "errors"},
     "store": {"files", "errors"},
     "transfer": {"store", "errors"},
     "runtime": {"transfer", "store", "cache", "forecasts", "profile", "policies", "trace", "shape", "errors"},

@@ -44,13 +44,11 @@ def random_trace(shape: ModelShape = SHAPE, requests: int = 8, new: int = 12, se
     """Prompts of five tokens, then new ones in passes of `batch`; paths depend on the token, guesses on the truth."""
     rng = np.random.default_rng(seed)
     habit = rng.random((20, shape.layers, shape.experts))
-    prompt, rows = 5, []
-    for request in range(requests):
-        for place in range(prompt + new):
-            rows.append((request, 0 if place < prompt else 1, place))
-    request, phase, place = (np.array(column) for column in zip(*rows, strict=True))
-    ids = rng.integers(0, 20, len(rows))
-    scores = habit[ids] + 0.5 * rng.random((len(rows), shape.layers, shape.experts))
+    prompt, tokens = 5, requests * (5 + new)
+    request, place = np.divmod(np.arange(tokens), prompt + new)
+    phase = place >= prompt
+    ids = rng.integers(0, 20, tokens)
+    scores = habit[ids] + 0.5 * rng.random((tokens, shape.layers, shape.experts))
     experts = np.argsort(-scores, axis=-1)[..., : shape.top_k].astype(np.int16)
     within = np.where(place < prompt, 0, 1 + (place - prompt) // batch)
     step = np.cumsum(np.diff(request * 1000 + within, prepend=0) != 0)
@@ -61,8 +59,7 @@ def random_trace(shape: ModelShape = SHAPE, requests: int = 8, new: int = 12, se
 
 
 def _guesses(scores: Any, rng: np.random.Generator) -> Any:
-    tokens, layers, experts = scores.shape
-    found = np.full((tokens, layers, MAX_DISTANCE, 4), -1, np.int16)
+    found = np.full((*scores.shape[:2], MAX_DISTANCE, 4), -1, np.int16)
     for d in range(MAX_DISTANCE):
         noisy = scores + 0.3 * (d + 1) * rng.random(scores.shape)
         found[:, d + 1 :, d] = np.argsort(-noisy, axis=-1)[:, d + 1 :, :4]

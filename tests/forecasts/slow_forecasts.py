@@ -1,5 +1,6 @@
 """The counting forecasts once more, from their descriptions, in plain Python with dictionaries and lists."""
 
+# ruff: noqa: ARG002 - every model's methods take the same arguments
 from __future__ import annotations
 
 from collections import defaultdict

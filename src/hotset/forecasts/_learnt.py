@@ -77,14 +77,6 @@ def spread(out: Any, tokens: int) -> None:
 
 
 @compiled
-def gather(out: Any, tokens: int) -> None:
-    """From the chance that any of several tokens uses an expert back to that of one."""
-    if tokens > 1:
-        for e in range(len(out)):
-            out[e] = 1.0 - (1.0 - out[e]) ** (1.0 / tokens)
-
-
-@compiled
 def log_odds(chance: float) -> Any:
     """The logit, kept finite."""
     bounded = min(max(chance, _TINY), 1.0 - _TINY)

@@ -1,8 +1,8 @@
 """All that is known, weighed: a logistic regression over the other forecasts, learnt while the model runs.
 
-What the members say is taken as log-odds against the rate of use, so a member that knows nothing adds nothing. The
-weights are of one vector per distance, and of a second one where the target lies in the next pass, whose token nobody
-knows yet. Likeness of requests (eam) is no member: it adds less than 0.05 points of recall to these, for more than
+What the members say is taken as log-odds against the rate of use, so a member that knows nothing adds nothing. There
+is one vector of weights per distance; where the target lies in the next pass, whose token nobody knows yet, there is
+another, and two more for passes of several tokens, where the question is whether any of them uses an expert. Likeness of requests (eam) is no member: it adds less than 0.05 points of recall to these, for more than
 half as much time again.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hotset.forecasts import gate, previous, token, transition
-from hotset.forecasts._learnt import Rates, gather, log_odds, mix_rates, spread, start_rates, tokens_ahead
+from hotset.forecasts._learnt import Rates, log_odds, mix_rates, spread, start_rates, tokens_ahead
 from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen, compiled
 from hotset.shape import ModelShape
 
@@ -46,9 +46,11 @@ class BestState(NamedTuple):
     recent: Any  # float64 [layers, half-lives, padded experts], recent rates of use
     common: Any  # float64 [layers, COMMON, padded experts]
     members: Any  # float64 [distances, layers, MEMBERS, padded experts]
-    value: Any  # float64 [distances, layers, padded experts], log-odds of use by one token
-    known: Any  # int8 [distances, layers]: 0: nothing was said, 1: within the pass, 2: from the pass before
-    weights: Any  # float64 [2, distances, COMMON + MEMBERS]: within the pass, and for the next
+    value: Any  # float64 [distances, layers, padded experts], log-odds of use
+    kind: Any  # int8 [distances, layers], of what was said, -1: nothing
+    weights: (
+        Any  # float64 [kinds, distances, COMMON + MEMBERS]: in the pass and in the next, the same for several tokens
+    )
     energy: Any  # as weights: sums of squared gradients that fade (AdaGrad that forgets)
     scratch: Any  # float64 [2, padded experts]
 
@@ -67,7 +69,7 @@ def observe(state: BestState, seen: Seen) -> None:
     _describe(state, seen)
     layers = len(state.recent)
     for d in range(MAX_DISTANCE):
-        state.known[d, seen.layer] = 0
+        state.kind[d, seen.layer] = -1
     for d in range(min(MAX_DISTANCE, layers)):
         _look_ahead(state, seen, (seen.layer + d + 1) % layers, d)
 
@@ -76,35 +78,33 @@ def observe(state: BestState, seen: Seen) -> None:
 def chances(state: BestState, seen: Seen, target: int, distance: int, out: Any) -> None:
     """The chances as weighed when the layer was observed."""
     d = distance - 1
-    if distance > MAX_DISTANCE or state.known[d, target] == 0:
+    if distance > MAX_DISTANCE or state.kind[d, target] < 0:
         for e in range(len(out)):
             out[e] = state.rates.rate[target, e]
+        spread(out, tokens_ahead(seen, target))
     else:
         for e in range(len(out)):
             out[e] = _logistic(state.value[d, target, e])
-    spread(out, tokens_ahead(seen, target))
 
 
 @compiled
 def _learn(state: BestState, seen: Seen) -> None:
     """One step on the log-likelihood of what was used, at every distance from which it was foreseen."""
-    used, surprise = state.scratch[0], state.scratch[1]
-    for e in range(len(used)):
-        used[e] = 0.0
-    for i in range(len(seen.experts)):
-        used[seen.experts[i]] = seen.counts[i] / seen.tokens
+    surprise = state.scratch[0]
     for d in range(MAX_DISTANCE):
-        known = state.known[d, seen.layer]
-        if known > 0:
+        kind = state.kind[d, seen.layer]
+        if kind >= 0:
             value = state.value[d, seen.layer]
             for e in range(len(value)):
-                surprise[e] = used[e] - _logistic(value[e])
-            _step(state, surprise, seen.layer, d, known - 1)
+                surprise[e] = -_logistic(value[e])
+            for i in range(len(seen.experts)):
+                surprise[seen.experts[i]] += 1.0
+            _step(state, surprise, seen.layer, d, kind)
 
 
 @compiled
-def _step(state: BestState, surprise: Any, layer: int, d: int, across: int) -> None:
-    weights, energy = state.weights[across, d], state.energy[across, d]
+def _step(state: BestState, surprise: Any, layer: int, d: int, kind: int) -> None:
+    weights, energy = state.weights[kind, d], state.energy[kind, d]
     experts = state.rates.rate.shape[1]
     for f in range(COMMON + MEMBERS):
         row = state.common[layer, f] if f < COMMON else state.members[d, layer, f - COMMON]
@@ -140,14 +140,13 @@ def _describe(state: BestState, seen: Seen) -> None:
         base[e] = log_odds(rate[e])
     out = state.scratch[1, : len(rate)]
     previous.chances(state.previous, seen, seen.layer, 1, out)
-    _compare(state, seen.layer, out, tokens_ahead(seen, seen.layer), features[AGE])
+    _compare(state, seen.layer, out, features[AGE])
 
 
 @compiled
-def _compare(state: BestState, layer: int, chance: Any, tokens: int, row: Any) -> None:
-    """What a member's chances say beyond the rate of use, as log-odds of one token."""
+def _compare(state: BestState, layer: int, chance: Any, row: Any) -> None:
+    """What a member's chances say beyond the rate of use."""
     base = state.common[layer, BASE]
-    gather(chance, tokens)
     for e in range(len(chance)):
         row[e] = log_odds(chance[e]) - base[e]
 
@@ -155,24 +154,24 @@ def _compare(state: BestState, layer: int, chance: Any, tokens: int, row: Any) -
 @compiled
 def _look_ahead(state: BestState, seen: Seen, target: int, d: int) -> None:
     """Ask the members about a layer ahead and weigh their answers."""
-    rows, tokens = state.members[d, target], tokens_ahead(seen, target)
+    rows = state.members[d, target]
     out = state.scratch[1, : state.rates.rate.shape[1]]
     transition.chances(state.transition, seen, target, d + 1, out)
-    _compare(state, target, out, tokens, rows[MEAN])
+    _compare(state, target, out, rows[MEAN])
     transition.add_lift(state.transition, seen, target, d + 1, rows[LIFT, : len(out)])
     token.chances(state.token, seen, target, d + 1, out)
-    _compare(state, target, out, tokens, rows[WORD])
+    _compare(state, target, out, rows[WORD])
     gate.chances(state.gate, seen, target, d + 1, out)
-    _compare(state, target, out, tokens, rows[ROUTER])
+    _compare(state, target, out, rows[ROUTER])
     _recall_earlier(state, target, d, rows[EARLIER])
-    across = 1 if target <= seen.layer else 0
-    state.known[d, target] = 1 + across
-    _weigh(state, target, d, state.weights[across, d])
+    kind = (1 if target <= seen.layer else 0) + (2 if tokens_ahead(seen, target) > 1 else 0)
+    state.kind[d, target] = kind
+    _weigh(state, target, d, state.weights[kind, d])
 
 
 @compiled
 def _recall_earlier(state: BestState, target: int, d: int, row: Any) -> None:
-    base, known = state.common[target, BASE], d + 1 < MAX_DISTANCE and state.known[d + 1, target] > 0
+    base, known = state.common[target, BASE], d + 1 < MAX_DISTANCE and state.kind[d + 1, target] >= 0
     for e in range(len(row)):
         row[e] = state.value[d + 1, target, e] - base[e] if known else 0.0
 
@@ -226,9 +225,9 @@ class Best(Forecast):
     def start(self, shape: ModelShape) -> BestState:
         """Trust the rate of use and the routers fully, the others a little, until evidence says otherwise."""
         layers, padded = shape.layers, -(-shape.experts // _LANES) * _LANES
-        weights = np.zeros((2, MAX_DISTANCE, COMMON + MEMBERS))
-        weights[..., BASE], weights[..., COMMON + ROUTER], weights[..., AGE] = 1.0, 1.0, 0.3
-        weights[..., COMMON + MEAN], weights[..., COMMON + WORD] = 0.3, 0.3
+        weights = np.zeros((4, MAX_DISTANCE, COMMON + MEMBERS))
+        weights[..., BASE], weights[..., COMMON + ROUTER] = 1.0, 1.0
+        weights[:2, :, [AGE, COMMON + MEAN, COMMON + WORD]] = 0.3  # of several tokens, each would repeat the routers
         common = np.zeros((layers, COMMON, padded))
         common[:, BIAS, : shape.experts] = 1.0
         return BestState(
@@ -241,7 +240,7 @@ class Best(Forecast):
             common,
             np.zeros((MAX_DISTANCE, layers, MEMBERS, padded)),
             np.zeros((MAX_DISTANCE, layers, padded)),
-            np.zeros((MAX_DISTANCE, layers), np.int8),
+            np.full((MAX_DISTANCE, layers), -1, np.int8),
             weights,
             np.full(weights.shape, 1e-3),
             np.zeros((2, padded)),

@@ -50,6 +50,7 @@ def attach(
     allow_foreign: bool = False,
     pin: str | None = None,
     warm_pin: int | str = 0,
+    prefetch: str = AUTO,
     spill: str | Path | None = None,
 ) -> Any:
     """Keep only a budget's worth of a loaded model's experts in memory; returns the model.
@@ -68,7 +69,7 @@ def attach(
         pin=pin,
         warm_pin=warm_pin,
     )
-    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads, learning)
+    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch)
     sites = find_sites(model)
     try:
         return _attach(model, sites, settings, spill)

@@ -14,7 +14,7 @@ from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
-AUTO = "auto"
+AUTO, OFF = "auto", "off"
 SAFETY = 0.1
 """The share of free memory that `auto` leaves to others and to what it cannot foresee."""
 CONTEXT_TOKENS = 4096
@@ -36,6 +36,11 @@ def default_staging(shape: ModelShape, on_gpu: bool) -> int:
     return max(2, min(shape.top_k, 8 if on_gpu else 4))
 
 
+def default_ahead(shape: ModelShape) -> int:
+    """Slots for guesses: the experts of one event and as many again, so that a wrong guess blocks no right one."""
+    return min(2 * shape.top_k, 16)
+
+
 def plan_slots(
     memory: str | Budget,
     shape: ModelShape,
@@ -44,15 +49,20 @@ def plan_slots(
     staging: int | None,
     free_bytes: int,
     on_gpu: bool = False,
+    ahead: int = 0,
 ) -> SlotPlan:
-    """The slots for a budget; a budget in bytes pays for the staging, too."""
+    """The slots for a budget; a budget in bytes pays for the staging and for guesses, too."""
     room = default_staging(shape, on_gpu) if staging is None else staging
     if room < 1:
         raise BudgetError("staging needs at least one slot: experts that find no place in the cache pass through it")
     budget = _auto(free_bytes) if memory == AUTO else memory if isinstance(memory, Budget) else Budget.parse(memory)
     if budget.size_bytes is not None and staging is None:
         room = _affordable_staging(budget.size_bytes, shape, room, scope)
-    slots = budget.slots_for(shape, room)
+    if budget.size_bytes is not None:
+        ahead = _affordable_ahead(budget.size_bytes, shape, room, ahead)
+    slots = budget.slots_for(shape, room + ahead)
+    if slots >= shape.total_experts:
+        ahead = 0  # nothing is ever missing
     least = least_slots(shape, scope)
     if slots < least:
         raise BudgetError(
@@ -60,7 +70,7 @@ def plan_slots(
             f"that works is {least} slots, or {format_size((least + 1) * (shape.expert_bytes or 0))}"
             + (" (memory is short: close other programs, or use a machine with more)" if memory == AUTO else "")
         )
-    return SlotPlan(shape, slots, scope, room)
+    return SlotPlan(shape, slots, scope, room, ahead)
 
 
 def least_slots(shape: ModelShape, scope: Scope) -> int:
@@ -72,6 +82,11 @@ def _affordable_staging(size_bytes: int, shape: ModelShape, wished: int, scope: 
     """Less staging where the budget is so tight that staging would eat the cache."""
     affordable = size_bytes // (shape.expert_bytes or 1) - least_slots(shape, scope)
     return max(1, min(wished, affordable))
+
+
+def _affordable_ahead(size_bytes: int, shape: ModelShape, staging: int, wished: int) -> int:
+    """No more slots for guesses than a sixteenth of the cache: what it loses would cost more than they save."""
+    return min(wished, max(size_bytes // (shape.expert_bytes or 1) - staging, 0) // 16)
 
 
 def _auto(free_bytes: int) -> Budget:

@@ -9,7 +9,8 @@ import torch
 
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError, HotsetError
-from hotset.models.budget import AUTO, free_bytes_for_experts, plan_slots, shape_of
+from hotset.forecasts import parse as parse_forecast
+from hotset.models.budget import AUTO, OFF, default_ahead, free_bytes_for_experts, plan_slots, shape_of
 from hotset.models.learning import Learning
 from hotset.models.site import Site
 from hotset.policies import Policy, parse
@@ -35,6 +36,7 @@ class Settings:
     staging: int | None = None
     threads: int = 0
     learning: Learning = field(default_factory=Learning)
+    prefetch: str = AUTO  # off, auto, or a forecast
     switch: bool = False  # between the policy and lru, whichever does better
 
     def __post_init__(self) -> None:
@@ -42,6 +44,8 @@ class Settings:
             self.policy, self.switch = "blend", True
         for name in (self.policy, self.host_policy):
             _live(name)
+        if self.prefetch not in (OFF, AUTO):
+            parse_forecast(self.prefetch)
         if self.scope not in tuple(Scope):
             raise HotsetError(f'the scope must be "layer" or "pool", not {self.scope!r}')
 
@@ -89,6 +93,7 @@ class Chooser:
             staging=settings.staging,
             free_bytes=free_bytes_for_experts(model, device),
             on_gpu=device.type != "cpu",
+            ahead=0 if settings.prefetch == OFF else default_ahead(shape),
         )
         if warning := self.plan.warning(parse(settings.policy).name):
             self.notes.append(warning)

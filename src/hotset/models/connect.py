@@ -11,7 +11,10 @@ from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.cache.supervisor import Supervisor
 from hotset.errors import ModelError
+from hotset.forecasts import parse as parse_forecast
+from hotset.models.budget import AUTO, OFF
 from hotset.models.choose import Settings, host_plan
+from hotset.models.gates import Gates
 from hotset.models.handle import Handle
 from hotset.models.passes import PassWatcher
 from hotset.models.site import Forward, Site
@@ -20,6 +23,8 @@ from hotset.policies import parse
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.cpu import CpuEngine
 from hotset.runtime.engine import Engine, refuse_training
+from hotset.runtime.forecasting import ForecastGuesser
+from hotset.runtime.payoff import Payoff
 from hotset.runtime.stock import StockEngine
 from hotset.store import Catalog
 
@@ -28,6 +33,8 @@ def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, set
     """Serve the experts of a model from slots."""
     engine = make_engine(catalog, sites, plan, settings)
     handle = connect_engine(model, sites, engine)
+    if plan.ahead and settings.prefetch != OFF:
+        engine.guesser = make_guesser(model, sites, engine, settings)
     engine.supervisor = Supervisor(
         engine.controller,
         handle.remark,
@@ -69,6 +76,16 @@ def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, setting
 
     host = HostTier(catalog, host_plan(settings, plan), parse(settings.host_policy), threads=settings.threads)
     return DeviceEngine(controller, catalog, maths, host, device, kernel=slot_kernel(device))
+
+
+def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, settings: Settings) -> ForecastGuesser:
+    """Whoever says what to fetch ahead: the forecast named, or the next layers' gates where that pays."""
+    gates = Gates.of(model, sites)
+    named = settings.prefetch != AUTO
+    forecast = parse_forecast(settings.prefetch if named else "gate" if gates is not None else "transition")
+    shape, most = engine.shape, engine.controller.plan.ahead
+    payoff = Payoff(shape.layers, auto=not named, most=most)
+    return ForecastGuesser(forecast, shape, gate=None if gates is None else gates.guess, payoff=payoff)
 
 
 def slot_kernel(device: torch.device) -> Any:

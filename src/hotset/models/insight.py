@@ -14,6 +14,7 @@ from hotset.models.requests import Request, RequestLog
 from hotset.profile.statistics import Counts, History, Statistics
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.engine import Engine
+from hotset.runtime.forecasting import ForecastGuesser, forecast_stats
 
 
 class Insight:
@@ -63,11 +64,17 @@ class Insight:
     def learning(self) -> dict[str, Any]:
         """What the cache found out about itself: the gain over lru, warm pins, and how far a warm start has come."""
         supervisor, engine = self.engine.supervisor, self.engine
-        found: dict[str, Any] = {"gain": None, "warm_pin": None, "warming": False, "warm_error": None}
+        found: dict[str, Any] = {"gain": None, "warm_pin": None, "warming": False, "warm_error": None, "prefetch": None}
         if supervisor is not None and supervisor.rival is not None:
             found["gain"] = supervisor.rival.gain(int(self._load_bytes.mean()), self.background_bytes())
         if supervisor is not None and supervisor.warm_pin is not None:
             found["warm_pin"] = supervisor.warm_pin.as_dict()
+        if (
+            isinstance(engine, CachingEngine)
+            and isinstance(engine.guesser, ForecastGuesser)
+            and engine.ahead is not None
+        ):
+            found["prefetch"] = forecast_stats(engine.guesser, engine.ahead.counts)
         if isinstance(engine, CachingEngine) and engine.warmer is not None:
             found["warming"] = engine.warmer.busy
             found["warm_error"] = None if engine.warmer.error is None else str(engine.warmer.error)

@@ -33,6 +33,7 @@ def load(
     allow_foreign: bool = False,
     pin: str | None = None,
     warm_pin: int | str = 0,
+    prefetch: str = AUTO,
     auto_class: Any = None,
     **options: Any,
 ) -> Any:
@@ -53,7 +54,7 @@ def load(
         pin=pin,
         warm_pin=warm_pin,
     )
-    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads, learning)
+    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch)
     known = learning.read()
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)

@@ -1,0 +1,80 @@
+"""`hotset forecast` as a person and as a script uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotset.trace.synth import SynthConfig, synthesise
+
+
+def hotset(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hotset", *map(str, words)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace without guesses and token ids."""
+    path = tmp_path_factory.mktemp("traces") / "bare.safetensors"
+    synthesise(SynthConfig(layers=4, experts=16, top_k=2, requests=6, prompt_tokens=8, new_tokens=24)).save(path)
+    return path
+
+
+def test_json_is_one_document() -> None:
+    done = hotset("forecast", "reference:it", "-f", "gate", "-f", "previous", "-d", "1,3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    result = json.loads(done.stdout)["traces"]["it"]
+    assert "requests 14 to 26" in result["judged"]
+    assert {(score["forecast"], score["distance"]) for score in result["scores"]} == {
+        ("gate", 1), ("gate", 3), ("previous", 1), ("previous", 3)
+    }  # fmt: skip
+    for score in result["scores"]:
+        assert 0 < score["recall"] <= score["recall_2k"] <= 1
+        assert score["us_per_event"] > 0
+        assert len(score["bins"]) == 10
+
+
+def test_the_table_says_what_was_judged_and_what_is_left_out(bare: Path) -> None:
+    done = hotset("forecast", bare, "--by-layer")
+    assert done.returncode == 0, done.stderr
+    for word in ("best", "previous", "transition", "requests 4 to 6", "recall @k by layer", "1 layer", "3 layers"):
+        assert word in done.stdout
+    assert "gate is left out: the trace has no guesses" in done.stderr
+    assert "token is left out: the trace has no token ids" in done.stderr
+    assert "forecasting" not in done.stderr  # no bar in a pipe
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_plots(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"ahead.{suffix}"
+    done = hotset("forecast", "reference:it", "reference:de", "-f", "gate", "-f", "token", "-f", "token:slots=64",
+                  "--plot", path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert path.stat().st_size > 10_000
+    if suffix == "svg":
+        text = path.read_text(encoding="utf-8")
+        assert "reliability of gate" in text
+        assert "token:slots=64" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("-f", "nonsense"), 'no forecast is called "nonsense"'),
+        (("-d", "one"), 'cannot read the distances "one"'),
+        (("-d", "9"), "a distance is 1 to 3 layers"),
+        (("--plot", "x.gif"), ".png"),
+    ],
+)
+def test_faults_are_one_line(bare: Path, words: tuple[str, ...], fault: str) -> None:
+    done = hotset("forecast", bare, *words)
+    assert done.returncode == 2
+    assert fault in done.stderr
+    assert done.stderr.count("\n") == 1
