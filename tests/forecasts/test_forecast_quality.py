@@ -8,6 +8,7 @@ import pytest
 from hotset import reference
 from hotset.forecasts import names
 from hotset.sim.forecasting import Evaluation, evaluate
+from hotset.trace.combine import interleave
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,16 @@ def test_the_chances_of_best_mean_what_they_say(judged: dict[str, Evaluation]) -
                 assert score.calibration_error < 0.01
                 full = [(said, true) for said, true, number in score.bins if number >= 300]
                 assert max(abs(said - true) for said, true in full) < 0.08
+
+
+@pytest.mark.parametrize("name", ["it", "users"])
+def test_best_is_calibrated_for_batches_too(name: str) -> None:
+    scores = evaluate(interleave(reference.trace(name), 4, "batch"), ["best", "gate"]).scores
+    best, gate = ([score for score in scores if score.forecast == which] for which in ("best", "gate"))
+    for one, other in zip(best, gate, strict=True):
+        assert one.calibration_error < 0.015
+        assert one.recall >= other.recall
+        assert one.log_loss <= other.log_loss
 
 
 def test_the_routers_are_as_good_as_documented(judged: dict[str, Evaluation]) -> None:

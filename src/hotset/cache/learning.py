@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from hotset.cache.controller import Controller
 from hotset.cache.counters import Count
+from hotset.policies.eam import Eam
+from hotset.profile.matrices import recall
 from hotset.profile.profile import Profile, State
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
@@ -23,6 +25,8 @@ def prime(controller: Controller, profile: Profile, prior_tokens: int = PRIOR_TO
     """Let a fresh cache's policy begin with what a profile knows, worth so many tokens and no more."""
     if prior_tokens and profile.policy == controller.policy.name:
         _recall(controller, profile.learnt, prior_tokens)
+    if prior_tokens and profile.matrices is not None and isinstance(controller.policy, Eam):
+        recall(controller.state, profile.matrices)
     controller.teach(profile.hotness(), prior_tokens)
 
 

@@ -29,6 +29,7 @@ def chat(
     host_memory: opt.HostMemory = "auto",
     policy: opt.PolicyName = "blend",
     scope: opt.ScopeName = "layer",
+    prefetch: opt.Prefetch = "auto",
     device: opt.Device = "auto",
     dtype: opt.Dtype = "auto",
     max_new_tokens: opt.MaxNewTokens = 512,
@@ -56,7 +57,7 @@ def chat(
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
         profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin,
+        pin=pin, warm_pin=warm_pin, prefetch=prefetch,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

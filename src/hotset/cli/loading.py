@@ -41,6 +41,7 @@ class Wanted:
     allow_foreign: bool = False
     pin: str | None = None
     warm_pin: str = "off"
+    prefetch: str = "auto"
     observe: bool = False  # count what is routed even where all experts fit
 
     @property
@@ -158,6 +159,7 @@ def one_line(error: BaseException) -> str:
 
 def _check(wanted: Wanted) -> None:
     """Refuse what can be refused before anything is loaded."""
+    from hotset.forecasts import parse as parse_forecast
     from hotset.policies import parse
     from hotset.shape import Budget
 
@@ -169,6 +171,8 @@ def _check(wanted: Wanted) -> None:
     for option, word, choices in (("--scope", wanted.scope, _SCOPES), ("--dtype", wanted.dtype, _DTYPES)):
         if word not in choices:
             raise HotsetError(f'{option} is one of {", ".join(choices)}, not "{word}"')
+    if wanted.prefetch not in ("auto", "off"):
+        parse_forecast(wanted.prefetch)
     _check_profile(wanted)
 
 
@@ -213,6 +217,7 @@ def _load_model(place: str, wanted: Wanted) -> Any:
             allow_foreign=wanted.allow_foreign,
             pin=wanted.pin,
             warm_pin=wanted.warm_pin,
+            prefetch=wanted.prefetch,
             trust_remote_code=False,
         )
     if wanted.observe:

@@ -39,6 +39,14 @@ ScopeName = Annotated[
     str,
     typer.Option("--scope", help="Slots belong to each layer, or to one pool: layer | pool.", rich_help_panel=_MEMORY),
 ]
+Prefetch = Annotated[
+    str,
+    typer.Option(
+        "--prefetch",
+        help="Fetch ahead: auto (by the next layer's router, where it pays), off, gate, best, transition, ...",
+        rich_help_panel=_MEMORY,
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_MEMORY)]
 Dtype = Annotated[
     str,

@@ -89,6 +89,10 @@ def learning_lines(stats: dict[str, Any]) -> list[str]:
         lines.append(f"{gain['policy']} hit {against} ({rates} over {gain['tokens']:,} tokens): {saved}")
     if stats.get("background_bytes"):
         lines.append(f"{format_size(stats['background_bytes'])} read in the background")
+    if ahead := stats.get("prefetch"):
+        came = f"{ahead['in_time']:,} experts came in time, {ahead['late']:,} late, {ahead['wasted']:,} in vain"
+        off = len(ahead["layers_switched_off"])
+        lines.append(f"fetched ahead by {ahead['forecast']}: {came}" + (f"; off in {off} layers" if off else ""))
     if pins := stats.get("pins"):
         lines.append(f"{pins} experts pinned")
     if warm := stats.get("warm_pin"):

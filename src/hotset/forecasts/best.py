@@ -2,8 +2,9 @@
 
 What the members say is taken as log-odds against the rate of use, so a member that knows nothing adds nothing. There
 is one vector of weights per distance; where the target lies in the next pass, whose token nobody knows yet, there is
-another, and two more for passes of several tokens, where the question is whether any of them uses an expert. Likeness of requests (eam) is no member: it adds less than 0.05 points of recall to these, for more than
-half as much time again.
+another, and two more for passes of several tokens, where the question is whether any of them uses an expert.
+
+Likeness of requests (eam) is no member: it adds less than 0.05 points of recall for more than half as much time again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class BestState(NamedTuple):
     common: Any  # float64 [layers, COMMON, padded experts]
     members: Any  # float64 [distances, layers, MEMBERS, padded experts]
     value: Any  # float64 [distances, layers, padded experts], log-odds of use
-    kind: Any  # int8 [distances, layers], of what was said, -1: nothing
+    kind: Any  # int8 [distances, layers], of what was said; 0: of this pass, 1: of the next, 2 and 3: of several tokens
     weights: (
         Any  # float64 [kinds, distances, COMMON + MEMBERS]: in the pass and in the next, the same for several tokens
     )

@@ -69,12 +69,9 @@ class Insight:
             found["gain"] = supervisor.rival.gain(int(self._load_bytes.mean()), self.background_bytes())
         if supervisor is not None and supervisor.warm_pin is not None:
             found["warm_pin"] = supervisor.warm_pin.as_dict()
-        if (
-            isinstance(engine, CachingEngine)
-            and isinstance(engine.guesser, ForecastGuesser)
-            and engine.ahead is not None
-        ):
-            found["prefetch"] = forecast_stats(engine.guesser, engine.ahead.counts)
+        guesser, ahead = (engine.guesser, engine.ahead) if isinstance(engine, CachingEngine) else (None, None)
+        if isinstance(guesser, ForecastGuesser) and ahead is not None:
+            found["prefetch"] = forecast_stats(guesser, ahead.counts)
         if isinstance(engine, CachingEngine) and engine.warmer is not None:
             found["warming"] = engine.warmer.busy
             found["warm_error"] = None if engine.warmer.error is None else str(engine.warmer.error)
