@@ -144,6 +144,16 @@ def test_chances_are_chances(name: str, batch: int) -> None:
             assert (live.chances(event, distance) == chances).all()  # asking changes nothing
 
 
+@pytest.mark.parametrize("name", ["best", "gate"])
+def test_one_call_for_all_distances_is_the_same(name: str) -> None:
+    one, other = Live(parse(name), SHAPE), Live(parse(name), SHAPE)
+    out = np.empty((2, SHAPE.experts))
+    for event in events_of(random_trace(requests=3)):
+        one.observe(event)
+        other.steps.ahead(other.state, *event, SHAPE.layers, out)
+        assert out == pytest.approx(np.stack([one.chances(event, 1), one.chances(event, 2)]), abs=1e-12)
+
+
 @pytest.mark.parametrize("name", names())
 def test_guesses_with_gaps_repetitions_and_few_distances(name: str) -> None:
     live = Live(parse(name), SHAPE)

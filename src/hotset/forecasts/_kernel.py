@@ -22,10 +22,11 @@ chances: Callable[..., None]
 
 
 class Steps(NamedTuple):
-    """The two functions of a forecast as Python calls them, event by event."""
+    """The functions of a forecast as Python calls them, event by event; `ahead` is the other two in one call."""
 
     observe: Callable[..., None]
     chances: Callable[..., None]
+    ahead: Callable[..., None]
 
 
 def observe_one(
@@ -43,14 +44,26 @@ def chances_one(
     chances(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
 
 
+def ahead_one(
+    state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int, guesses: Any,
+    layers: int, out: Any
+) -> None:  # fmt: skip
+    """Learn from one event given by its parts, then fill a row of chances for each of the next layers."""
+    seen = Seen(layer, experts, counts, tokens, phase, request, token, guesses)
+    observe(state, seen)
+    for d in range(len(out)):
+        chances(state, seen, (layer + d + 1) % layers, d + 1, out[d])
+
+
 _MADE: dict[type[Forecast], Steps] = {}
+_ENTRIES = (observe_one, chances_one, ahead_one)
 
 
 def steps_of(forecast: type[Forecast]) -> Steps:
     """The compiled functions of one forecast, made once per process; machine code comes from disk if it is there."""
     if forecast not in _MADE:
-        space = bind(forecast, (observe_one, chances_one), (observe_one, chances_one), globals(), Path(__file__))
-        _MADE[forecast] = Steps(space["observe_one"], space["chances_one"])
+        space = bind(forecast, _ENTRIES, _ENTRIES, globals(), Path(__file__))
+        _MADE[forecast] = Steps(space["observe_one"], space["chances_one"], space["ahead_one"])
     return _MADE[forecast]
 
 

@@ -25,13 +25,15 @@ MAX_DISTANCE = 3
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_HOT: dict[str, Any] = {"nogil": True, "_nrt": False, "forceinline": True, "error_model": "numpy"}
+
 
 def compiled(function: F) -> F:
     """Compile a function to be inlined where it is called, without allocation; it divides as numpy does.
 
     A check for zero before every division would keep loops over experts from being vectorised.
     """
-    inlined: F = njit(nogil=True, _nrt=False, forceinline=True, error_model="numpy")(function)
+    inlined: F = njit(**_HOT)(function)
     return inlined
 
 

@@ -1,0 +1,105 @@
+"""What studies measure, all in the same way: hits, stalls and bytes of the judged half."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import NamedTuple
+
+from hotset.cache import Controller, SlotPlan
+from hotset.forecasts import names, parse
+from hotset.policies import parse as parse_policy
+from hotset.shape import ModelShape
+from hotset.sim.ahead import Journey, simulate_ahead
+from hotset.sim.link import Link
+from hotset.sim.studies._traces import Mix
+from hotset.trace import Phase, Trace
+
+SPEED, COMPUTE_S, SHARE = 25e9, 10e-3, 0.25
+LINK = Link(SPEED, COMPUTE_S)
+LINK_WORDS = "modelled link of 25 GB/s, 10 ms of compute per pass, a quarter of all experts in memory"
+
+
+class Layout(NamedTuple):
+    """Memory for so many experts: slots that cache, and slots in which guesses wait."""
+
+    cached: int
+    ahead: int
+
+    @property
+    def total(self) -> int:
+        """All slots."""
+        return self.cached + self.ahead
+
+
+class Outcome(NamedTuple):
+    """What the judged half saw, per new token."""
+
+    hit_rate: float
+    stall_ms: float
+    tokens_per_s: float
+    demand_bytes: float
+    guessed_bytes: float
+    wasted_bytes: float
+
+
+def guess_slots(shape: ModelShape) -> int:
+    """As many slots for guesses as the engine takes by default: two events' worth, at most 16."""
+    return min(2 * shape.top_k, 16)
+
+
+def layout(shape: ModelShape, share: float = SHARE, ahead: int | None = None) -> Layout:
+    """A share of all experts, of which some slots wait for guesses."""
+    waiting = guess_slots(shape) if ahead is None else ahead
+    return Layout(round(share * shape.total_experts) - waiting, waiting)
+
+
+def controller(shape: ModelShape, policy: str, slots: int) -> Controller:
+    """A fresh cache."""
+    return Controller(SlotPlan(shape, slots), parse_policy(policy))
+
+
+def warmed(mix: Mix, policy: str, slots: int) -> Controller:
+    """A cache that has served the first half."""
+    cache = controller(mix.fit.shape, policy, slots)
+    cache.replay(mix.fit.events())
+    return cache
+
+
+def hit_rate(mix: Mix, policy: str, slots: int) -> float:
+    """Of the experts that new tokens of the judged half asked for, those that were resident."""
+    return warmed(mix, policy, slots).replay(mix.test.events()).counters.hit_rate(Phase.DECODE)
+
+
+def drive(
+    mix: Mix, policy: str, forecast: str, room: Layout, link: Link = LINK, *, auto: bool = True, distances: int = 1
+) -> Outcome:
+    """Replay with guesses over the link and count the second half."""
+
+    def journey(trace: Trace) -> Journey:
+        cache = controller(trace.shape, policy, room.cached)
+        return simulate_ahead(trace, cache, link, forecast, slots=room.ahead, auto=auto, distances=distances)
+
+    rest = minus(journey(mix.whole), journey(mix.fit))
+    return outcome(rest, mix.tokens, hit_rate(mix, policy, room.cached))
+
+
+def minus(whole: Journey, first: Journey) -> Journey:
+    """The journey after its first part: a replay knows no future, so both begin alike."""
+    return Journey(*(getattr(whole, f.name) - getattr(first, f.name) for f in fields(Journey)))
+
+
+def outcome(journey: Journey, tokens: int, hits: float) -> Outcome:
+    """A journey per new token."""
+    return Outcome(
+        hit_rate=hits,
+        stall_ms=1000 * journey.stall_s / tokens,
+        tokens_per_s=tokens / journey.total_s,
+        demand_bytes=journey.demand_bytes / tokens,
+        guessed_bytes=journey.guessed_bytes / tokens,
+        wasted_bytes=journey.wasted_bytes / tokens,
+    )
+
+
+def forecasts_for(trace: Trace) -> list[str]:
+    """The forecasts that have what they need in a trace."""
+    return [name for name in names() if not (need := parse(name).needs) or getattr(trace, need) is not None]

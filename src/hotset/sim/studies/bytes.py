@@ -1,0 +1,135 @@
+"""Fetching ahead at equal bytes: slots for guesses are taken from the cache, and demand alone keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from hotset.sim.link import Link
+from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
+from hotset.sim.studies._runs import COMPUTE_S, SHARE, Layout, drive, forecasts_for, guess_slots, layout
+from hotset.sim.studies._traces import EXPERT_BYTES, SPLIT, Mix, mixes
+from hotset.trace import Trace
+
+SPEEDS_GB = (3, 25, 50)
+POLICY = "blend"
+SLOWER, SAVED = 0.02, 0.25
+MOST_EVENTS = 50_000
+
+
+def plan(traces: Mapping[str, Trace]) -> Plan:
+    """Demand alone, idle slots, every forecast with and without auto, and the oracle, at every speed."""
+    found = mixes(traces, MOST_EVENTS)
+    jobs = [
+        partial(measure, mix, speed, forecast, auto)
+        for mix in found
+        for speed in SPEEDS_GB
+        for forecast, auto in _ways(mix)
+    ]
+    words = f"policy {POLICY}, a quarter of all experts in memory, 10 ms of compute per pass, modelled link"
+    return Plan([*(mix.words() for mix in found), words], jobs)
+
+
+def _ways(mix: Mix) -> list[tuple[str, str]]:
+    named = [(forecast, auto) for forecast in forecasts_for(mix.whole) for auto in ("on", "off")]
+    return [("demand only", "-"), ("off", "-"), *named, ("oracle", "off")]
+
+
+def room_for(mix: Mix, forecast: str) -> Layout:
+    """The same memory for all: without guesses, all of it caches."""
+    shape = mix.fit.shape
+    return layout(shape, SHARE, 0 if forecast == "demand only" else guess_slots(shape))
+
+
+def measure(mix: Mix, speed: int, forecast: str, auto: str) -> list[Row]:
+    """One row: a forecast at one speed."""
+    room = room_for(mix, forecast)
+    link = Link(speed * 1e9, COMPUTE_S)
+    found = drive(mix, POLICY, forecast.replace("demand only", "off"), room, link, auto=auto == "on")
+    return [
+        {
+            "trace": mix.name,
+            "link_gb_per_s": speed,
+            "forecast": forecast,
+            "auto": auto,
+            "cached_slots": room.cached,
+            "guess_slots": room.ahead,
+            "memory_bytes": room.total * EXPERT_BYTES,
+            **found._asdict(),
+        }
+    ]
+
+
+def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
+    """Each row against demand alone and against idle slots, and where auto loses or wins."""
+    _compare(rows, "demand only", "stall_saved", "faster")
+    _compare(rows, "off", "stall_saved_off", "faster_off")
+    auto = [row for row in rows if row["auto"] == "on"]
+    return rows, [
+        "demand only: the slots for guesses cache instead; off: they stay idle, as if nothing was ever guessed",
+        f"auto more than 2 % slower than off: {_list(auto, 'faster_off', lambda share: share < -SLOWER)}",
+        f"auto slower than off by at most 2 %: {_list(auto, 'faster_off', lambda share: -SLOWER <= share < 0)}",
+        f"auto more than 2 % slower than demand only: {_list(auto, 'faster', lambda share: share < -SLOWER)}",
+        f"auto saves 25 % of off's stall: {_list(auto, 'stall_saved_off', lambda share: share >= SAVED)}",
+        f"auto saves 25 % of demand only's stall: {_list(auto, 'stall_saved', lambda share: share >= SAVED)}",
+        f"auto slower than the same without auto: {_against_always(rows)}",
+        "what a forecast itself keeps in memory is not counted, only slots for experts",
+    ]
+
+
+def _compare(rows: list[Row], with_whom: str, saved: str, faster: str) -> None:
+    base = {(row["trace"], row["link_gb_per_s"]): row for row in rows if row["forecast"] == with_whom}
+    for row in rows:
+        plain = base[row["trace"], row["link_gb_per_s"]]
+        row[saved] = 1 - row["stall_ms"] / plain["stall_ms"] if plain["stall_ms"] else 0.0
+        row[faster] = row["tokens_per_s"] / plain["tokens_per_s"] - 1
+
+
+def _against_always(rows: list[Row]) -> str:
+    speed = {(r["trace"], r["link_gb_per_s"], r["forecast"], r["auto"]): r["tokens_per_s"] for r in rows}
+    ratios = [speed[*key, "on"] / speed[*key, "off"] - 1 for *key, auto in speed if auto == "on"]
+    slower = [ratio for ratio in ratios if ratio < 0]
+    if not slower:
+        return "nowhere"
+    return f"in {len(slower)} of {len(ratios)} settings, at most by {-100 * min(slower):.1f} %"
+
+
+def _list(rows: list[Row], key: str, wanted: Callable[[float], bool]) -> str:
+    """The settings in question, by trace and speed."""
+    places: dict[str, list[str]] = {}
+    for row in rows:
+        if wanted(row[key]):
+            words = places.setdefault(f"{row['trace']}, {row['link_gb_per_s']} GB/s", [])
+            words.append(f"{row['forecast']} {100 * row[key]:+.1f} %")
+    return "; ".join(f"{place} ({', '.join(words)})" for place, words in places.items()) or "nowhere"
+
+
+STUDY = Study(
+    title="Fetching ahead at equal bytes",
+    question="Do slots for guesses bring more than the same slots in the cache, and what do wrong guesses cost?",
+    split=SPLIT,
+    columns=(
+        Column("trace", "trace"),
+        Column("link_gb_per_s", "link GB/s", "count"),
+        Column("forecast", "forecast"),
+        Column("auto", "auto"),
+        Column("cached_slots", "slots", "count"),
+        Column("guess_slots", "for guesses", "count"),
+        Column("memory_bytes", "memory", "bytes"),
+        Column("hit_rate", "hit rate", "share"),
+        Column("stall_ms", "stall ms/token", "ms"),
+        Column("stall_saved", "stall saved", "share"),
+        Column("demand_bytes", "demand /token", "bytes"),
+        Column("guessed_bytes", "guessed", "bytes"),
+        Column("wasted_bytes", "wasted", "bytes"),
+        Column("tokens_per_s", "tokens/s", "speed"),
+        Column("faster", "against demand only", "share"),
+        Column("faster_off", "against off", "share"),
+    ),
+    charts=tuple(
+        Chart("forecast", "tokens_per_s", "auto", "bars", {"link_gb_per_s": speed}, f"{speed} GB/s")
+        for speed in SPEEDS_GB
+    ),
+    plan=plan,
+    conclude=conclude,
+)

@@ -1,0 +1,146 @@
+"""LRU against LFU against all: precision and recall of caching and of guessing, as arXiv 2511.05814 studies them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.cache.controller import Replayed
+from hotset.policies import names
+from hotset.sim.forecasting import evaluate
+from hotset.sim.studies._result import Chart, Column, Job, Plan, Row, Study
+from hotset.sim.studies._runs import forecasts_for, warmed
+from hotset.sim.studies._traces import SPLIT, Mix, mixes
+from hotset.trace import Phase, Trace
+from hotset.trace.events import EventTable
+from hotset.trace.synth import SynthConfig, synthesise
+
+MIXTRAL = SynthConfig(layers=32, experts=8, top_k=2, requests=60, prompt_tokens=0, new_tokens=48, topics=6)
+SHARES = (0.125, 0.25, 0.375, 0.5)
+SMALL = 8
+"""A layer of no more experts than this is cached by single slots, 2 to 6 of 8, not by shares."""
+MOST_EVENTS = 100_000
+
+
+def plan(traces: Mapping[str, Trace]) -> Plan:
+    """Every policy at every size on every model, and the guesses where there are any."""
+    every = {**traces, "synthetic, as Mixtral": synthesise(MIXTRAL)}
+    found = mixes(every, MOST_EVENTS)
+    jobs: list[Job] = [
+        partial(measure, mix, policy, slots)
+        for mix in found
+        for slots in sizes(mix)
+        for policy in names()
+        if policy != "static"
+    ]
+    jobs += [partial(measure_guesses, mix) for mix in found]
+    notes = [
+        "the routing of the Mixtral-like model is synthetic, drawn from a model of popularity, topics and noise: its "
+        "figures rank policies under such routing and say nothing of Mixtral itself",
+        "with as many slots as a token uses experts, all that admit every expert are alike: an event fills the layer",
+        "recall of caching is its hit rate: hits over experts used; guesses are as many as experts used, so that "
+        "precision and recall of guessing are the same by construction",
+    ]
+    return Plan([mix.words() for mix in found], jobs, notes)
+
+
+def sizes(mix: Mix) -> list[int]:
+    """Slots per layer to try."""
+    shape = mix.fit.shape
+    if shape.experts <= SMALL:
+        return list(range(shape.top_k, shape.experts - 1))
+    return sorted({max(round(share * shape.experts), shape.top_k) for share in SHARES})
+
+
+def measure(mix: Mix, policy: str, slots: int) -> list[Row]:
+    """One row: a policy with so many slots in every layer."""
+    cache = warmed(mix, policy, slots * mix.fit.shape.layers)
+    before = cache.table.resident.copy()
+    done = cache.replay(mix.test.events(), log=True)
+    return [_row(mix, policy, "caching", slots, *rates(mix.test.events(), done, before))]
+
+
+def rates(events: EventTable, done: Replayed, before: npt.NDArray[np.int32]) -> tuple[float, float]:
+    """Precision and recall of what was resident when new tokens asked."""
+    new = events.phase == Phase.DECODE
+    asked = np.diff(events.start)
+    hits = (asked - done.misses)[new].sum()
+    return float(hits / residents(events, done, before)[new].sum()), float(hits / asked[new].sum())
+
+
+def residents(events: EventTable, done: Replayed, before: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """How many experts of its layer were resident when each event came."""
+    event = np.repeat(np.arange(len(events)), done.misses)
+    change = np.zeros((len(events) + 1, events.shape.layers), np.int64)
+    came, left = done.log[:, 2] >= 0, done.log[:, 4] >= 0
+    np.add.at(change, (event[came] + 1, done.log[came, 0]), 1)
+    np.add.at(change, (event[left] + 1, done.log[left, 3]), -1)
+    level = before + np.cumsum(change, axis=0)
+    return np.asarray(level[np.arange(len(events)), events.layer])
+
+
+def measure_guesses(mix: Mix) -> list[Row]:
+    """The guesses of the next layer's router, judged; none where they were not recorded."""
+    if "gate" not in forecasts_for(mix.whole):
+        return []
+    score = evaluate(mix.whole, ["gate"], (1,), mix.fit.requests / mix.whole.requests).scores[0]
+    return [_row(mix, "gate", "guessing", None, score.precision, score.recall)]
+
+
+def _row(
+    mix: Mix, policy: str, what: str, slots: int | None, precision: float | None, recall: float | None
+) -> Row:
+    return {
+        "trace": mix.name,
+        "what": what,
+        "by": policy,
+        "slots": slots,
+        "share": slots / mix.fit.shape.experts if slots else None,
+        "precision": precision,
+        "recall": recall,
+        "hit_rate": recall if what == "caching" else None,
+    }
+
+
+def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
+    """How far LFU is from LRU at every size, and who is best."""
+    notes = []
+    for name in dict.fromkeys(row["trace"] for row in rows):
+        own = [row for row in rows if row["trace"] == name and row["what"] == "caching"]
+        notes.append(f"{name}: " + "; ".join(_compare(own, slots) for slots in dict.fromkeys(r["slots"] for r in own)))
+    return rows, notes
+
+
+def _compare(rows: list[Row], slots: int) -> str:
+    rate = {row["by"]: 100 * row["hit_rate"] for row in rows if row["slots"] == slots}
+    best = max((name for name in rate if name != "belady"), key=lambda name: rate[name])
+    return (
+        f"{slots} slots: lfu {rate['lfu'] - rate['lru']:+.1f} points against lru, best {best} "
+        f"({rate[best] - rate['lru']:+.1f}), bound {rate['belady'] - rate['lru']:+.1f}"
+    )
+
+
+STUDY = Study(
+    title="Policies by precision and recall",
+    question="Is LFU better than LRU, and what do residents and guesses bring, at 2 to 6 of 8 experts and elsewhere?",
+    split=SPLIT,
+    columns=(
+        Column("trace", "trace"),
+        Column("what", "what"),
+        Column("by", "policy or forecast"),
+        Column("slots", "slots/layer", "count"),
+        Column("share", "of layer", "share"),
+        Column("precision", "precision", "share"),
+        Column("recall", "recall", "share"),
+        Column("hit_rate", "hit rate", "share"),
+    ),
+    charts=(
+        Chart("share", "hit_rate", "by", where={"what": "caching"}),
+        Chart("share", "precision", "by", where={"what": "caching"}),
+    ),
+    plan=plan,
+    conclude=conclude,
+)
