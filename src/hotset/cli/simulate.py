@@ -32,6 +32,8 @@ def simulate(
     compute: opt.Compute = None,
     latency: opt.Latency = "0us",
     expert_share: opt.ExpertShare = 0.5,
+    prefetch: opt.Prefetch = "off",
+    ahead: opt.Ahead = None,
     plot: opt.Plot = None,
     csv: opt.Csv = None,
     as_json: JsonFlag = False,
@@ -54,6 +56,8 @@ def simulate(
         staging=staging,
         prefill=_choice(prefill, "--prefill", _admissions()),
         link=_link(link, compute, latency, expert_share),
+        prefetch=_prefetch(prefetch, link),
+        ahead=ahead,
     )
     if plot:
         from hotset.report import check_plot
@@ -129,6 +133,17 @@ def _link(speed: str | None, compute: str | None, latency: str, expert_share: fl
     if speed is None or compute is None:
         raise HotsetError("a modelled link needs both --link (as 25GB/s) and --compute (as 4ms)")
     return Link(parse_speed(speed), parse_duration(compute), parse_duration(latency), expert_share)
+
+
+def _prefetch(word: str, link: str | None) -> str:
+    from hotset.forecasts import parse
+    from hotset.sim.ahead import AUTO, OFF, ORACLE
+
+    if word != OFF and link is None:
+        raise HotsetError("fetching ahead needs a modelled link: give --link (as 25GB/s) and --compute (as 4ms)")
+    if word not in (AUTO, OFF, ORACLE):
+        parse(word)
+    return word
 
 
 def _choice(word: str, option: str, choices: dict[str, Any]) -> Any:

@@ -47,6 +47,16 @@ Latency = Annotated[str, typer.Option(help="Fixed time of an event's transfers."
 ExpertShare = Annotated[
     float, typer.Option(help="Share of the compute time that is experts.", min=0, max=1, rich_help_panel=_LINK)
 ]
+Prefetch = Annotated[
+    str,
+    typer.Option(
+        help="Fetch ahead over the link: off, auto, oracle, or a forecast such as gate or best.", rich_help_panel=_LINK
+    ),
+]
+Ahead = Annotated[
+    int | None,
+    typer.Option(help="Slots for what is fetched ahead, beside the cache.", min=1, rich_help_panel=_LINK),
+]
 Plot = Annotated[
     Path | None, typer.Option(help="Draw hit rate against memory: .png, .svg or .pdf.", rich_help_panel=_FILES)
 ]

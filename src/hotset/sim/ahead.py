@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotset.cache.controller import Controller
+from hotset.cache.controller import Controller, Replayed
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, parse
 from hotset.forecasts._kernel import bind
@@ -23,6 +23,7 @@ from hotset.sim.forecasting import Story, rank_votes, recount_guesses, tell
 from hotset.sim.link import Link
 from hotset.trace import Trace
 
+AUTO, OFF, ORACLE = "auto", "off", "oracle"
 LEAST_CHANCE = 0.3
 STALL_S, TOTAL_S, IN_TIME, LATE, WASTED, DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES = range(8)
 
@@ -75,19 +76,33 @@ def simulate_ahead(
     distances: int = 1,
 ) -> Journey:
     """Replay a trace on a fresh cache and let a forecast fetch ahead; "off" and "oracle" are forecasts, too."""
+    done = controller.replay(trace.events(), log=True)
+    return follow_replay(trace, done, link, forecast, slots=slots, auto=auto, distances=distances)
+
+
+def chosen_forecast(trace: Trace, wished: str) -> tuple[str, bool]:
+    """The forecast for a wish, and whether it may switch itself off: auto is the routers' guesses, where recorded."""
+    if wished != AUTO:
+        return wished, False
+    return ("best" if trace.guesses is None else "gate"), True
+
+
+def follow_replay(
+    trace: Trace, done: Replayed, link: Link, forecast: str, *, slots: int, auto: bool = True, distances: int = 1
+) -> Journey:
+    """The same for a replay that was done and logged."""
     size = trace.shape.expert_bytes
     if size is None:
         raise HotsetError("a modelled link needs the size of an expert: pass --expert-bytes")
     events = trace.events()
-    done = controller.replay(events, log=True)
     story = tell(trace, events, np.ones(len(events), np.bool_))
-    chosen = parse("previous" if forecast in ("off", "oracle") else forecast)
+    chosen = parse("previous" if forecast in (OFF, ORACLE) else forecast)
     layer_s = link.compute_s / trace.shape.layers
     road = Road(layer_s, layer_s * link.expert_share, link.bytes_per_s, link.latency_s, float(size))
     payoff = start_payoff(trace.shape.layers, auto=auto, most=slots)
     board = Board(np.full(slots, -1), np.zeros(slots, np.int64), np.zeros(slots), np.zeros(slots, np.int64))
     sums = np.zeros(8)
-    mode = {"off": 0, "oracle": 2}.get(forecast, 1)
+    mode = {OFF: 0, ORACLE: 2}.get(forecast, 1)
     resident = np.zeros((trace.shape.layers, trace.shape.experts), np.bool_)
     out = np.zeros(max(trace.shape.experts, 3))
     guesses = np.empty((MAX_DISTANCE, trace.shape.experts), np.int16)

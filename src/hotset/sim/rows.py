@@ -35,6 +35,12 @@ class Row:
     stall_s_per_token: float | None = None
     time_s_per_token: float | None = None
     tokens_per_s: float | None = None
+    prefetch: str | None = None  # the forecast that fetched ahead
+    ahead_slots: int | None = None  # beside the cache
+    in_time: int | None = None  # experts that came before they were asked for
+    late: int | None = None
+    wasted: int | None = None
+    wasted_bytes_per_token: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The row as plain values, for JSON."""

@@ -16,6 +16,7 @@ from hotset.cache.counters import Count
 from hotset.errors import HotsetError
 from hotset.policies import Grid
 from hotset.policies.belady import Belady
+from hotset.sim.ahead import OFF, chosen_forecast, follow_replay
 from hotset.sim.link import Link
 from hotset.sim.rows import Row
 from hotset.sim.sweep import Job, Sweep, has_warm_rows, jobs, notes
@@ -39,6 +40,7 @@ class Result:
 class _Part(NamedTuple):
     """Events to replay, with the number of tokens per phase."""
 
+    trace: Trace
     events: EventTable
     tokens: tuple[int, int]
 
@@ -93,7 +95,9 @@ def _part(trace: Trace, sweep: Sweep) -> _Part:
     passes = np.flatnonzero(np.diff(trace.step, prepend=trace.step[0] - 1))
     phase = np.minimum.reduceat(trace.phase, passes)  # a pass with a prompt in it is a prefill
     sizes = np.diff(np.append(passes, trace.tokens))
-    return _Part(trace.events(), (int(sizes[phase == Phase.PREFILL].sum()), int(sizes[phase == Phase.DECODE].sum())))
+    return _Part(
+        trace, trace.events(), (int(sizes[phase == Phase.PREFILL].sum()), int(sizes[phase == Phase.DECODE].sum()))
+    )
 
 
 def _controller(job: Job, sweep: Sweep) -> Controller:
@@ -102,7 +106,27 @@ def _controller(job: Job, sweep: Sweep) -> Controller:
 
 
 def _cold(name: str, job: Job, part: _Part, sweep: Sweep) -> list[Row]:
-    return _rows(name, job, part, _controller(job, sweep).replay(part.events), sweep)
+    ahead = sweep.link is not None and sweep.prefetch != OFF
+    done = _controller(job, sweep).replay(part.events, log=ahead)
+    rows = _rows(name, job, part, done, sweep)
+    for row in rows:
+        if ahead and row.phase == "decode":
+            _add_guesses(row, part, done, sweep)
+    return rows
+
+
+def _add_guesses(row: Row, part: _Part, done: Replayed, sweep: Sweep) -> None:
+    """The same misses with some of them fetched ahead."""
+    assert sweep.link is not None  # noqa: S101 - asked for only with one
+    forecast, auto = chosen_forecast(part.trace, sweep.prefetch)
+    slots = sweep.ahead_slots(part.trace.shape)
+    journey = follow_replay(part.trace, done, sweep.link, forecast, slots=slots, auto=auto)
+    row.prefetch, row.ahead_slots = forecast + (" (auto)" if auto else ""), slots
+    row.in_time, row.late, row.wasted = journey.in_time, journey.late, journey.wasted
+    row.wasted_bytes_per_token = journey.wasted_bytes / row.tokens
+    row.stall_s_per_token = journey.stall_s / row.tokens
+    row.time_s_per_token = journey.total_s / row.tokens
+    row.tokens_per_s = row.tokens / journey.total_s
 
 
 def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from hotset.cache import Scope, SlotPlan
 from hotset.errors import BudgetError
 from hotset.policies import Admit, Policy, parse
-from hotset.shape import Budget
+from hotset.shape import Budget, ModelShape
 from hotset.sim.link import Link
 from hotset.trace import Trace
 
@@ -36,6 +36,12 @@ class Sweep:
     fit: float = 0.5  # share of requests that a warm start has seen
     seed: int = 0
     link: Link | None = None
+    prefetch: str = "off"  # auto, oracle, or a forecast: what is fetched ahead over the link
+    ahead: int | None = None  # slots for guesses, beside the cache
+
+    def ahead_slots(self, shape: ModelShape) -> int:
+        """The slots for guesses: as asked for, or what an engine takes."""
+        return min(2 * shape.top_k, 16) if self.ahead is None else self.ahead
 
     def asked_for(self) -> list[Policy]:
         """The named policies, once each, and the bound."""
