@@ -67,8 +67,8 @@ def slots_hold_their_experts(engine: Any) -> bool:
     rows = engine.arena.rows()
     for key in engine.controller.residents():
         used = engine.catalog.layers[key.layer].layout.used_bytes
-        slot = int(engine.controller.table.slot_of[key])
-        if not np.array_equal(rows[slot, :used], engine.fetch(*key)[:used]):
+        row = int(engine._row_of[engine.controller.table.slot_of[key]])
+        if not np.array_equal(rows[row, :used], engine.fetch(*key)[:used]):
             return False
     return True
 

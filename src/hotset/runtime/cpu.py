@@ -103,6 +103,7 @@ class CpuEngine(CachingEngine):
         unguessed = [Load(layer, expert, row) for expert, row in where.items() if expert not in self._claimed]
         self._send(layer, flight, unguessed)
         for guess in self._claimed.values():
+            self.clock.loaded_bytes += guess.size_bytes
             guess.flight.join(flight)
         return where, [expert for expert in order[:, 0].tolist() if expert not in where]
 

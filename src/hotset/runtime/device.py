@@ -156,6 +156,7 @@ class DeviceEngine(CachingEngine):
             guess = claimed.get(expert)
             if guess is None:
                 continue
+            self.clock.loaded_bytes += guess.size_bytes
             self.streams.arithmetic_waits_for(guess.flight.landed)
             self._arrived[1].add(expert)
             if slot < 0:
