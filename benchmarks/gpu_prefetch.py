@@ -42,7 +42,13 @@ class Oracle:
         keys = [ExpertKey(target, int(expert)) for expert in np.unique(rows)]
         return [key for key in keys if not is_near(key)][:room]
 
-    def note(self, layer: int, run: Pass, stall_s: float, in_time: int, late: int) -> None:
+    def look(self, *_: Any) -> None:
+        """Nothing to ask the device."""
+
+    def note_pass(self, *_: Any) -> None:
+        """Nothing to learn."""
+
+    def note(self, *_: Any) -> None:
         """Nothing to learn."""
 
 
@@ -75,7 +81,7 @@ def measure(folder: Path, memory: str, kind: str, ids: Any, tokens: int, known: 
     return {
         "memory": memory, "prefetch": kind, "ms_per_token": statistics.median(times),
         "stall_ms_per_token": 1e3 * stats["stall_s"] / tokens, "hit_rate": decode["hit_rate"],
-        "misses_per_token": decode["misses"] / tokens, "guesses": counts, "text": text.tolist(),
+        "misses_per_token": decode["misses"] / tokens, "guesses": counts, "ahead": stats["prefetch"], "text": text.tolist(),
         "slots": stats["slots"],
     }  # fmt: skip
 
@@ -102,9 +108,8 @@ def main() -> None:
             same = all(row["text"] == found[0]["text"] for row in found)
             for row in found:
                 del row["text"]
-                print(
-                    {key: row[key] for key in ("memory", "prefetch", "ms_per_token", "stall_ms_per_token", "guesses")}
-                )
+                keys = ("memory", "prefetch", "ms_per_token", "stall_ms_per_token", "ahead")
+                print({key: row[key] for key in keys})
             rows += [row | {"text_as_off": same} for row in found]
     publish("gpu_prefetch", {"device": torch.cuda.get_device_name(), "width": options.width, "rows": rows})
 

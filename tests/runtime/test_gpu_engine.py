@@ -119,8 +119,8 @@ def test_a_warm_start_fills_the_device_while_it_computes(tokenizer: Any, host_me
     engine = model.hotset.engine
     rows, used = engine._rows.cpu().numpy(), engine.catalog.layers[0].layout.used_bytes
     for key in engine.controller.residents():
-        slot = int(engine.controller.table.slot_of[key])
-        assert np.array_equal(rows[slot, :used], engine.fetch(*key)[:used])
+        row = int(engine._row_of[engine.controller.table.slot_of[key]])
+        assert np.array_equal(rows[row, :used], engine.fetch(*key)[:used])
     model.hotset.close()
     assert torch.equal(poisoned, expected)
     assert torch.equal(again, expected)

@@ -18,6 +18,7 @@ from hotset.cli.profile import app as profile_app
 from hotset.cli.run import run
 from hotset.cli.simulate import simulate
 from hotset.cli.stats import stats
+from hotset.cli.study import study
 from hotset.cli.trace import app as trace_app
 from hotset.errors import HotsetError
 
@@ -35,6 +36,7 @@ app.command(name="pack", rich_help_panel="Run a model")(pack)
 app.command(name="doctor", rich_help_panel="Run a model")(doctor)
 app.command(name="simulate", rich_help_panel="Decide")(simulate)
 app.command(name="forecast", rich_help_panel="Decide")(forecast)
+app.command(name="study", rich_help_panel="Decide")(study)
 app.add_typer(trace_app, name="trace", rich_help_panel="Understand a workload")
 app.add_typer(profile_app, name="profile", rich_help_panel="Understand a workload")
 app.command(name="stats", rich_help_panel="Understand a workload")(stats)

@@ -22,24 +22,25 @@ WITH, WITHOUT = 0, 1
 
 
 class PayoffState(NamedTuple):
-    """What is known of each layer."""
+    """What is known of each layer, and in a last row of whole passes: guessing itself takes time."""
 
-    most: Any  # int64 [layers], guesses to send at a time
-    stall_s: Any  # float64 [2, layers], with guesses and without: the mean, lately
-    spread: Any  # float64 [2, layers], squared deviations from it, lately
-    seen: Any  # int64 [2, layers]
-    off_until: Any  # int64 [layers], the pass from which guesses are sent again
+    most: Any  # int64 [layers + 1], guesses to send at a time
+    stall_s: Any  # float64 [2, layers + 1], with guesses and without: the mean, lately
+    spread: Any  # float64 [2, layers + 1], squared deviations from it, lately
+    seen: Any  # int64 [2, layers + 1]
+    off_until: Any  # int64 [layers + 1], the pass from which guesses are sent again
     options: Any  # int64 [2]: whether to decide at all, the most guesses ever
 
 
 def start_payoff(layers: int, *, auto: bool = True, most: int = 64) -> PayoffState:
     """Nothing is known yet."""
+    rows = layers + 1
     return PayoffState(
-        np.full(layers, min(FIRST, most)),
-        np.zeros((2, layers)),
-        np.zeros((2, layers)),
-        np.zeros((2, layers), np.int64),
-        np.zeros(layers, np.int64),
+        np.full(rows, min(FIRST, most)),
+        np.zeros((2, rows)),
+        np.zeros((2, rows)),
+        np.zeros((2, rows), np.int64),
+        np.zeros(rows, np.int64),
         np.array([int(auto), most]),
     )
 
@@ -47,7 +48,8 @@ def start_payoff(layers: int, *, auto: bool = True, most: int = 64) -> PayoffSta
 @compiled
 def goes_without(payoff: PayoffState, layer: int, number: int) -> bool:
     """Whether nothing is guessed for a layer in the pass of this number."""
-    return bool(payoff.options[0] and (number % CONTROL == 0 or payoff.off_until[layer] > number))
+    off = max(payoff.off_until[layer], payoff.off_until[-1])
+    return bool(payoff.options[0] and (number % CONTROL == 0 or off > number))
 
 
 @compiled
@@ -85,6 +87,18 @@ def note_event(payoff: PayoffState, layer: int, number: int, stall_s: float, in_
         payoff.off_until[layer] = number + PAUSE
         for which in range(2):
             payoff.seen[which, layer] = 0
+
+
+@compiled
+def note_pass(payoff: PayoffState, number: int, seconds: float) -> None:
+    """Take in how long a whole decode pass took."""
+    note_event(payoff, len(payoff.most) - 1, number, seconds, 0, 0)
+
+
+@compiled_entry
+def note_pass_now(payoff: PayoffState, number: int, seconds: float) -> None:
+    """The engine's way to `note_pass`."""
+    note_pass(payoff, number, seconds)
 
 
 @compiled_entry

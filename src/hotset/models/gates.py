@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from hotset.models.site import Site
@@ -31,22 +29,23 @@ class Gates:
         return cls(matrices, [bias for _, bias in found])
 
     @torch.no_grad()
-    def guess(self, layer: int, hidden: torch.Tensor, distances: int, width: int) -> npt.NDArray[np.int16]:
-        """What the routers of the next layers make of this layer's input: [tokens, distances, width], best first."""
-        guesses = np.full((len(hidden), distances, width), -1, np.int16)
-        for step in range(1, distances + 1):
-            target = layer + step
-            if target < len(self.matrices):
-                guesses[:, step - 1] = self._best(target, hidden, width)
-        return guesses
+    def guess(self, layer: int, hidden: torch.Tensor, distances: int, width: int) -> torch.Tensor:
+        """What the routers of the next layers make of this layer's input: [tokens, distances, width], best first.
 
-    def _best(self, layer: int, hidden: torch.Tensor, width: int) -> npt.NDArray[np.int16]:
+        The numbers stay on the device; past the last layer they are -1.
+        """
+        width = min(width, len(self.matrices[0]))
+        nothing = hidden.new_full((len(hidden), width), -1, dtype=torch.long)
+        targets = range(layer + 1, layer + distances + 1)
+        said = [self._best(target, hidden, width) if target < len(self.matrices) else nothing for target in targets]
+        return torch.stack(said, dim=1)
+
+    def _best(self, layer: int, hidden: torch.Tensor, width: int) -> torch.Tensor:
         matrix, bias = self.matrices[layer], self.biases[layer]
         scores = torch.nn.functional.linear(hidden.to(matrix.dtype), matrix)
         if bias is not None:
             scores = scores.sigmoid() + bias
-        chosen: npt.NDArray[np.int16] = scores.topk(width, dim=-1).indices.cpu().numpy().astype(np.int16)
-        return chosen
+        return scores.topk(width, dim=-1).indices
 
 
 def _router(model: Any, site: Site) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -62,7 +62,7 @@ class CachingEngine(Engine):
             if self._broken:
                 raise HotsetError("an earlier failure left this engine unusable: load the model again")
             began = time.perf_counter()
-            event = LiveEvent(hidden, index, weights, self._experts[layer])
+            event = LiveEvent(hidden, index, weights, self._experts[layer], self._ask_device(layer, hidden))
             if len(event.experts):
                 self._serve(layer, event)
             self.record(layer, index, weights)
@@ -101,10 +101,17 @@ class CachingEngine(Engine):
         """Say that a pass is over, and how long it took."""
         with self._lock:
             super().end(run, seconds)
+            if self.guesser is not None and run.phase == Phase.DECODE:
+                self.guesser.note_pass(run, seconds)
 
     def quiet(self) -> AbstractContextManager[Any]:
         """A context in which no event is served: for whoever looks at the slots, or changes them, in between."""
         return self._lock
+
+    def _ask_device(self, layer: int, hidden: Tensor) -> Tensor | None:
+        """What whoever guesses wants to know of a layer's input, in decode."""
+        decoding = self.guesser is not None and self.current.phase == Phase.DECODE
+        return self.guesser.look(layer, hidden) if decoding and self.guesser is not None else None
 
     def look_ahead(self, layer: int, event: LiveEvent) -> None:
         """Send for what the next layers will probably ask for, once all that this one needs is on its way."""

@@ -21,11 +21,17 @@ class LiveEvent:
     order: whichever expert arrives last, the sum is the same to the last bit.
     """
 
-    def __init__(self, hidden: Tensor, index: Tensor, weights: Tensor, experts: int) -> None:
+    def __init__(
+        self, hidden: Tensor, index: Tensor, weights: Tensor, experts: int, said: Tensor | None = None
+    ) -> None:
         self.hidden = hidden
         self.weights = weights.reshape(-1)
         self.tokens, self.top_k = index.shape
-        self.flat: npt.NDArray[np.int64] = index.reshape(-1).cpu().numpy()
+        # What a forecast wants from the device comes along with the routing: a second transfer is a second wait.
+        pairs = index.reshape(-1) if said is None else torch.cat([index.reshape(-1), said.reshape(-1)])
+        numbers: npt.NDArray[np.int64] = pairs.cpu().numpy()
+        self.flat = numbers[: index.numel()]
+        self.said = None if said is None else numbers[index.numel() :]
         self._num_experts = experts
         self._order = self.flat.argsort(kind="stable")
         ranked = self.flat[self._order]

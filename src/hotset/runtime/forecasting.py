@@ -16,9 +16,8 @@ from hotset.runtime.guessing import IsNear
 from hotset.runtime.passes import Pass
 from hotset.runtime.payoff import Payoff
 from hotset.shape import ExpertKey, ModelShape
-from hotset.trace import Phase
 
-Gate = Callable[[int, torch.Tensor, int, int], npt.NDArray[np.int16]]
+Gate = Callable[[int, torch.Tensor, int, int], torch.Tensor]
 """What the routers of the layers ahead make of a layer's input: of layer, input, distances and width."""
 LEAST_CHANCE = 0.3
 """Below this a guess is wrong too often to be worth the link, whatever it costs nobody else."""
@@ -56,6 +55,16 @@ class ForecastGuesser:
         wanted.sort(key=lambda pair: -pair[0])
         return [key for _, key in wanted[:room]]
 
+    def look(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        """What the gates ahead say of this layer's input, as numbers on its device."""
+        if self.gate is None or self.payoff.idle:
+            return None
+        return self.gate(layer, hidden, self.distances, 2 * self.shape.top_k)
+
+    def note_pass(self, run: Pass, seconds: float) -> None:
+        """Learn how long a whole pass took."""
+        self.payoff.note_pass(run.number, seconds)
+
     def note(self, layer: int, run: Pass, stall_s: float, in_time: int, late: int) -> None:
         """Learn how an event went."""
         self.payoff.note(layer, run.number, stall_s, in_time, late)
@@ -69,14 +78,14 @@ class ForecastGuesser:
         token = int(run.token_ids[0]) if single and run.token_ids is not None else -1
         return Seen(
             layer, event.experts, event.counts, event.tokens, int(run.phase), run.first_request, token,
-            self._guesses(layer, event, run),
+            self._guesses(event),
         )  # fmt: skip
 
-    def _guesses(self, layer: int, event: LiveEvent, run: Pass) -> npt.NDArray[np.int16]:
+    def _guesses(self, event: LiveEvent) -> npt.NDArray[np.int16]:
         """What the gates ahead say; of several tokens the experts that most of them name."""
-        if self.gate is None or run.phase != Phase.DECODE:
+        if event.said is None:
             return self._none
-        said = self.gate(layer, event.hidden, self.distances, 2 * self.shape.top_k)
+        said = event.said.reshape(event.tokens, self.distances, -1).astype(np.int16)
         return said[0] if len(said) == 1 else _by_votes(said)
 
     def _likeliest(

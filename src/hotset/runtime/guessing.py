@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
+
 from hotset.runtime.event import LiveEvent
 from hotset.runtime.passes import Pass
 from hotset.shape import ExpertKey
@@ -17,6 +19,12 @@ class Guesser(Protocol):
 
     def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
         """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
+
+    def look(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        """What the device has to say before the routing is known to the host: it comes along with that."""
+
+    def note_pass(self, run: Pass, seconds: float) -> None:
+        """Learn how long a whole pass took."""
 
     def note(self, layer: int, run: Pass, stall_s: float, in_time: int, late: int) -> None:
         """Learn how an event went: how long it stalled, and how many guesses for it came in time or late."""

@@ -110,7 +110,7 @@ def follow_replay(
         story, done.log, done.misses, resident, chosen.start(trace.shape), payoff, board, road,
         np.array([mode, distances]), out, guesses, sums,
     )  # fmt: skip
-    off = int((payoff.off_until > 0).sum())
+    off = int((payoff.off_until[:-1] > 0).sum())
     moved = [float(sums[which]) for which in (DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES)]
     found = [int(sums[which]) for which in (IN_TIME, LATE, WASTED)]
     return Journey(

@@ -31,6 +31,7 @@ class Chart:
     by: str
     kind: Literal["line", "bars", "spans"] = "line"
     where: Mapping[str, Any] = field(default_factory=dict)  # only rows that have these values
+    only: tuple[str, ...] = ()  # of `by`, what is drawn; none: all
     title: str = ""
     log_x: bool = False
     ends: tuple[str, str] | None = None  # of a span: where it begins and ends
@@ -41,7 +42,7 @@ class Plan:
     """What a study will do on the given traces: its jobs, and on what they run."""
 
     ran_on: list[str]
-    jobs: list[Job]
+    jobs: Sequence[Job]
     notes: list[str] = field(default_factory=list)
 
 

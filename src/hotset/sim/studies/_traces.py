@@ -27,6 +27,7 @@ class Mix:
     name: str
     fit: Trace
     test: Trace
+    of: tuple[str, ...] = ()  # the traces that were mixed
 
     @cached_property
     def whole(self) -> Trace:
@@ -42,43 +43,48 @@ class Mix:
         """What this is, for people."""
         shape = self.fit.shape
         return (
-            f"{self.name}: {shape.layers} layers x {shape.experts} experts, top {shape.top_k}; "
+            f"{self.name}{self._parts()}: {shape.layers} layers x {shape.experts} experts, top {shape.top_k}; "
             f"{self.fit.requests} requests first, {self.test.requests} judged ({self.tokens:,} new tokens); "
             f"an expert is taken as {format_size(shape.expert_bytes or 0)}"
         )
 
+    def _parts(self) -> str:
+        return f" ({', '.join(self.of)})" if len(self.of) > 1 else ""
 
-def mixes(traces: Mapping[str, Trace], most_events: int) -> list[Mix]:
-    """A mix for each model among the traces, cut to so many events: whole requests go, and new tokens after the 64th."""
+
+def mixes(traces: Mapping[str, Trace], most_events: int, new_tokens: int = NEW_TOKENS) -> list[Mix]:
+    """A mix for each model among the traces; long requests are cut, then there are as many as fit so many events."""
     models: dict[tuple[int, int, int], dict[str, Trace]] = {}
     for name, trace in traces.items():
         models.setdefault(_model(trace.shape), {})[name] = trace
-    return [_mix(own, most_events) for own in models.values()]
+    return [_mix(own, most_events, new_tokens) for own in models.values()]
 
 
-def shuffled(trace: Trace, rng: np.random.Generator, most: int | None = None) -> list[Trace]:
-    """The requests of a trace in a drawn order, each on its own, at most so many, and none with very many tokens."""
+def shuffled(
+    trace: Trace, rng: np.random.Generator, most: int | None = None, new_tokens: int = NEW_TOKENS
+) -> list[Trace]:
+    """The requests of a trace in a drawn order, each on its own, at most so many, and with at most so many tokens."""
     order = rng.permutation(trace.requests)[:most]
-    return [trace.take(_rows(trace, int(request))) for request in order]
+    return [trace.take(_rows(trace, int(request), new_tokens)) for request in order]
 
 
 def _model(shape: ModelShape) -> tuple[int, int, int]:
     return shape.layers, shape.experts, shape.top_k
 
 
-def _mix(traces: Mapping[str, Trace], most_events: int) -> Mix:
+def _mix(traces: Mapping[str, Trace], most_events: int, new_tokens: int) -> Mix:
     whole = concat([trace.with_expert_bytes(EXPERT_BYTES) for trace in traces.values()])
     if whole.requests < 2:
         raise HotsetError("a study needs at least two requests of a model: one to learn from and one to judge")
     name = next(iter(traces)) if len(traces) == 1 else f"{len(traces)} workloads mixed"
-    passes = min(whole.steps / whole.requests, NEW_TOKENS + 1)
+    passes = min(whole.steps / whole.requests, new_tokens + 1)
     most = max(2, int(most_events / (passes * whole.shape.layers)))
-    requests = shuffled(whole, np.random.default_rng(0), most)
+    requests = shuffled(whole, np.random.default_rng(0), most, new_tokens)
     half = math.ceil(len(requests) / 2)
-    return Mix(name, concat(requests[:half]), concat(requests[half:]))
+    return Mix(name, concat(requests[:half]), concat(requests[half:]), tuple(traces))
 
 
-def _rows(trace: Trace, request: int) -> npt.NDArray[np.int64]:
+def _rows(trace: Trace, request: int, new_tokens: int) -> npt.NDArray[np.int64]:
     rows = np.flatnonzero(trace.request == request)
     new = np.cumsum(trace.phase[rows] == Phase.DECODE)
-    return rows[new <= NEW_TOKENS]
+    return rows[new <= new_tokens]

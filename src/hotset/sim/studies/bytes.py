@@ -73,6 +73,8 @@ def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
         f"auto saves 25 % of off's stall: {_list(auto, 'stall_saved_off', lambda share: share >= SAVED)}",
         f"auto saves 25 % of demand only's stall: {_list(auto, 'stall_saved', lambda share: share >= SAVED)}",
         f"auto slower than the same without auto: {_against_always(rows)}",
+        "guesses travel only while the modelled link has nothing else to do, so they delay no load on demand: auto "
+        "cannot win in this model, and what is seen here is its price",
         "what a forecast itself keeps in memory is not counted, only slots for experts",
     ]
 
@@ -127,7 +129,7 @@ STUDY = Study(
         Column("faster_off", "against off", "share"),
     ),
     charts=tuple(
-        Chart("forecast", "tokens_per_s", "auto", "bars", {"link_gb_per_s": speed}, f"{speed} GB/s")
+        Chart("forecast", "tokens_per_s", "auto", "bars", {"link_gb_per_s": speed}, title=f"{speed} GB/s")
         for speed in SPEEDS_GB
     ),
     plan=plan,

@@ -98,7 +98,8 @@ def _saturation(name: str, rows: list[Row]) -> str:
         f"{name}: hit rate is within 0.2 points of its best from a capacity of {enough['capacity']} on, recall from "
         f"{knows['capacity']} on; from 1 to {rows[-1]['capacity']} matrices hit rate gains "
         f"{100 * (rows[-1]['hit_rate'] - rows[0]['hit_rate']):+.1f} points, recall "
-        f"{100 * (rows[-1]['recall'] - rows[0]['recall']):+.1f}, stall {rows[-1]['stall_ms'] - rows[0]['stall_ms']:+.2f} ms"
+        f"{100 * (rows[-1]['recall'] - rows[0]['recall']):+.1f}, and the stall changes by "
+        f"{rows[-1]['stall_ms'] - rows[0]['stall_ms']:+.2f} ms"
     )
 
 

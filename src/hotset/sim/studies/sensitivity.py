@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-
 from hotset.cache.learning import PRIOR_TOKENS, prime
 from hotset.policies.eam import CAPACITY
 from hotset.profile import Fingerprint
@@ -141,7 +140,7 @@ STUDY = Study(
         Column("values", "values"),
         Column("default", "default", "count"),
         Column("best", "best", "count"),
-        Column("base_stall_ms", "stall ms/token, default", "ms"),
+        Column("base_stall_ms", "stall ms/token at default", "ms"),
         Column("least_stall_ms", "least", "ms"),
         Column("most_stall_ms", "most", "ms"),
         Column("range", "range", "share"),

@@ -1,0 +1,104 @@
+"""`hotset study`: questions about caching and fetching ahead, answered by replays in one go."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotset.cli.output import JsonFlag, emit, note, progress_bar
+from hotset.cli.traces import load_trace, short_name
+from hotset.files import write_beside
+
+if TYPE_CHECKING:
+    from hotset.sim.studies import StudyResult
+    from hotset.trace import Trace
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="bytes, capacity, policies, sensitivity, shift or users.")]
+Traces = Annotated[
+    list[Path] | None,
+    typer.Option("--trace", help="A trace file, or reference:NAME. Repeat it. None: all reference domains."),
+]
+Plot = Annotated[Path | None, typer.Option(help="Draw the result: .png, .svg or .pdf.")]
+Out = Annotated[Path | None, typer.Option(help="Write the result as JSON, with the machine it ran on.")]
+
+_PUBLIC = Path(__file__).parents[4] / "shared" / "traces" / "gpt-oss-20b.npz"  # beside a checkout, if anywhere
+
+
+def study(name: Name, trace: Traces = None, plot: Plot = None, out: Out = None, as_json: JsonFlag = False) -> None:
+    """Answer a question by replays: requests of all traces, mixed; half to learn from and half to judge.
+
+    Example: hotset study bytes --trace reference:it --trace reference:python --plot bytes.png
+    """
+    from hotset.sim.studies import carry_out, find
+
+    chosen = find(name)
+    if plot:
+        from hotset.report import check_plot
+
+        check_plot(plot)  # before the work, not after it
+    plan = chosen.plan(_load(trace))
+    with progress_bar("studying", len(plan.jobs)) as advance:
+        result = carry_out(chosen, plan, advance)
+    _write_files(name, result, plot, out)
+    _show(name, result, as_json)
+
+
+def _load(paths: list[Path] | None) -> dict[str, Trace]:
+    if not paths:
+        return _usual()
+    traces: dict[str, Trace] = {}
+    for path in paths:
+        own = short_name(path)
+        traces[str(path) if own in traces else own] = load_trace(path)
+    return traces
+
+
+def _usual() -> dict[str, Trace]:
+    """All domains of the reference model, and a public trace where it lies beside the checkout."""
+    from hotset.reference import DOMAINS, trace
+    from hotset.trace.importers import import_trace
+
+    traces = {name: trace(name) for name in DOMAINS}
+    if _PUBLIC.exists():
+        traces["gpt-oss-20b"] = import_trace(_PUBLIC, experts=32)
+    return traces
+
+
+def _write_files(name: str, result: StudyResult, plot: Path | None, out: Path | None) -> None:
+    if plot:
+        from hotset.report.study_plot import plot_study
+
+        plot_study(result, plot)
+    if out:
+        with write_beside(out) as scratch:
+            scratch.write_text(json.dumps(_document(name, result) | _origin(), indent=1, allow_nan=False) + "\n")
+
+
+def _document(name: str, result: StudyResult) -> dict[str, Any]:
+    return {"study": name, **result.as_dict()}
+
+
+def _origin() -> dict[str, Any]:
+    from hotset.cli.doctor_machine import processor
+
+    machine = {key: value for key, value in processor().items() if key != "flags"}
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": machine | {"numba": version("numba"), "numpy": version("numpy")},
+    }
+
+
+def _show(name: str, result: StudyResult, as_json: bool) -> None:
+    if as_json:
+        emit(_document(name, result), True)
+        return
+    from hotset.report.study_table import study_table
+
+    emit({}, False, study_table(result))
+    for text in result.notes:
+        note(text)

@@ -1,0 +1,82 @@
+"""`hotset study` as a person and as a script uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotset.trace.synth import SynthConfig, synthesise
+
+
+def hotset(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hotset", *map(str, words)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
+    """Two tasks of one model, as options."""
+    folder = tmp_path_factory.mktemp("traces")
+    words: list[str | Path] = []
+    for seed in (1, 2):
+        path = folder / f"task{seed}.safetensors"
+        config = SynthConfig(layers=4, experts=16, top_k=2, requests=6, prompt_tokens=4, new_tokens=12, seed=seed)
+        synthesise(config).save(path)
+        words += ["--trace", path]
+    return words
+
+
+def test_json_is_one_document(pair: list[str | Path]) -> None:
+    done = hotset("study", "shift", *pair, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["study"] == "shift"
+    assert {row["by"] for row in document["rows"]} >= {"lru", "lfu", "blend", "eam"}
+    assert all(column["key"] in row for row in document["rows"] for column in document["columns"])
+
+
+def test_table_plot_and_result_agree(pair: list[str | Path], tmp_path: Path) -> None:
+    out, plot = tmp_path / "result.json", tmp_path / "study.png"
+    done = hotset("study", "bytes", *pair, "--out", out, "--plot", plot)
+    assert done.returncode == 0, done.stderr
+    assert plot.stat().st_size > 10_000
+    document = json.loads(out.read_text())
+    assert document["machine"]["cores"] >= 1
+    assert document["date"]
+    for word in (
+        "Fetching ahead at equal bytes",
+        "2 workloads mixed (task1, task2)",
+        "demand only",
+        "oracle",
+        "split:",
+    ):
+        assert word in done.stdout
+    assert f"{document['rows'][0]['tokens_per_s']:,.1f}" in done.stdout
+    for text in document["notes"]:
+        assert text in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (
+            ("nonsense",),
+            'no study is called "nonsense"; there are bytes, capacity, policies, sensitivity, shift, users',
+        ),
+        (("bytes", "--plot", "x.gif"), ".png"),
+        (("bytes", "--trace", "nowhere.safetensors"), "nowhere.safetensors"),
+        (("bytes", "--trace", "reference:nothing"), 'no workload is called "nothing"'),
+        (("shift", "--trace", "reference:it"), "at least two traces"),
+    ],
+)
+def test_faults_are_one_line(words: tuple[str, ...], fault: str) -> None:
+    done = hotset("study", *words)
+    assert done.returncode == 2
+    assert fault in done.stderr
+    assert done.stderr.count("\n") == 1
