@@ -29,12 +29,12 @@ class SlowPayoff:
 
     def __init__(self, layers: int, *, auto: bool = True, most: int = 64) -> None:
         self.auto, self.limit = auto, most
-        self.most = [min(4, most)] * layers
-        self.off_until = [0] * layers
-        self.stalls: list[tuple[list[float], list[float]]] = [([], []) for _ in range(layers)]
+        self.most = [min(4, most)] * (layers + 1)  # the last is of whole passes
+        self.off_until = [0] * (layers + 1)
+        self.stalls: list[tuple[list[float], list[float]]] = [([], []) for _ in range(layers + 1)]
 
     def goes_without(self, layer: int, number: int) -> bool:
-        return self.auto and (number % 16 == 0 or number < self.off_until[layer])
+        return self.auto and (number % 16 == 0 or number < self.off_until[layer] or number < self.off_until[-1])
 
     def guesses(self, layer: int, number: int) -> int:
         return 0 if self.goes_without(layer, number) else self.most[layer]
@@ -48,6 +48,9 @@ class SlowPayoff:
         if self.auto and number >= self.off_until[layer] and self.loses(layer):
             self.off_until[layer] = number + 256
             self.stalls[layer] = ([], [])
+
+    def note_pass(self, number: int, seconds: float) -> None:
+        self.note(-1, number, seconds, 0, 0)
 
     def loses(self, layer: int) -> bool:
         """Events with guesses stall longer, by more than a standard error of the difference."""
@@ -98,7 +101,8 @@ def test_it_decides_as_the_slow_model_does(seed: int, auto: bool):
     random = np.random.default_rng(seed)
     layers, most = 3, int(random.integers(1, 12))
     fast, slow = Payoff(layers, auto=auto, most=most), SlowPayoff(layers, auto=auto, most=most)
-    for number in range(1, 700):
+    for number in range(1, 900):
+        seconds = 1e-3 * random.random() + (5e-4 if seed % 2 else -1e-3) * (not slow.goes_without(-1, number))
         for layer in range(layers):
             guesses = slow.guesses(layer, number)
             assert fast.most(layer, number) == guesses
@@ -111,7 +115,10 @@ def test_it_decides_as_the_slow_model_does(seed: int, auto: bool):
                 if slow.stalls[layer][kind]:
                     expected = mean_and_doubt(slow.stalls[layer][kind])[0]
                     assert fast.state.stall_s[kind, layer] == pytest.approx(expected)
-    assert any(slow.off_until) == auto  # or nothing of the decision was tested
+        fast.note_pass(number, seconds)
+        slow.note_pass(number, seconds)
+    assert any(slow.off_until[:-1]) == auto  # or nothing of the decision was tested
+    assert (slow.off_until[-1] > 0) == (auto and seed % 2 == 1) == fast.as_dict()["switched_off"]
 
 
 def test_all_ways_in_agree():
@@ -210,6 +217,30 @@ def test_without_auto_nothing_is_ever_switched_off(seed: int):
     assert layer.passes_with == list(range(1, 601))
     assert layer.payoff.as_dict()["layers_switched_off"] == []
     assert layer.payoff.as_dict()["auto"] is False
+
+
+def test_whole_passes_that_take_longer_switch_all_layers_off_and_are_tried_again():
+    payoff, guessed = Payoff(2), []
+    for number in range(1, 800):
+        if payoff.most(0, number):
+            guessed.append(number)
+        assert (payoff.most(0, number) > 0) == (payoff.most(1, number) > 0)
+        payoff.note_pass(number, 1e-3 + 1e-5 * (number in guessed) + 1e-7 * (number % 3))
+    decided = FEW * CONTROL
+    tried = decided + PAUSE + 1  # the first pass after the pause is a control pass
+    assert [number for number in guessed if number < 2 * PAUSE][-1] < tried + decided
+    assert [number for number in guessed if decided <= number <= tried] == [tried]
+    assert payoff.as_dict()["switched_off"]
+    assert payoff.as_dict()["layers_switched_off"] == []
+    assert payoff.idle == (payoff.state.off_until[-1] > 799)
+
+
+def test_whole_passes_that_take_no_longer_leave_guesses_on():
+    payoff, random = Payoff(1), np.random.default_rng(0)
+    for number in range(1, 600):
+        payoff.note_pass(number, 1e-3 * random.random() - 1e-3 * (payoff.most(0, number) > 0))
+        assert not payoff.idle
+    assert not payoff.as_dict()["switched_off"]
 
 
 def test_layers_are_judged_apart():

@@ -42,9 +42,7 @@ def greedy(model: Any, tokens: int = NEW, ids: Any = IDS) -> list[list[int]]:
 
 
 def load(prefetch: str, memory: str = "25%", **options: Any) -> Any:
-    return hotset.load(
-        reference.path(), memory=memory, dtype=torch.float32, device="cpu", prefetch=prefetch, **options
-    )
+    return hotset.load(reference.path(), memory=memory, dtype=torch.float32, device="cpu", prefetch=prefetch, **options)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +85,7 @@ def test_no_forecast_changes_the_text_or_the_cache_and_its_counts_add_up(prefetc
     found = stats["prefetch"]
     assert found["forecast"] == ("gate" if prefetch == "auto" else prefetch)
     assert found["auto"] == (prefetch == "auto")
-    assert 0 < found["in_time"] + found["late"] + found["wasted"] + left
+    assert found["in_time"] + found["late"] + found["wasted"] + left > 0
     assert found["in_time"] + found["late"] <= stats["decode"]["misses"]
     assert 0 <= left <= engine.ahead.size
     assert all(1 <= most <= engine.ahead.size for most in found["most"])
@@ -95,7 +93,7 @@ def test_no_forecast_changes_the_text_or_the_cache_and_its_counts_add_up(prefetc
     assert before["loaded_bytes"] == one * before["misses"]
     for what in ("in_time", "late", "wasted"):
         assert found[f"{what}_bytes"] == found[what] * one
-    assert stats["loaded_bytes"] + found["in_time_bytes"] + found["late_bytes"] == before["loaded_bytes"]
+    assert stats["loaded_bytes"] == before["loaded_bytes"]  # a guess that came true counts as a load
 
 
 @pytest.mark.parametrize("prefetch", ["gate", "transition"])
@@ -154,9 +152,7 @@ def test_no_budget_in_bytes_is_exceeded_and_guesses_take_a_sixteenth_at_most() -
 
 @pytest.mark.parametrize("memory", ["25%", "130 slots"])
 def test_a_budget_in_shares_or_slots_speaks_of_the_cache_alone(memory: str) -> None:
-    plans = [
-        plan_slots(memory, SHAPE, scope=Scope.LAYER, staging=None, free_bytes=0, ahead=ahead) for ahead in (0, 16)
-    ]
+    plans = [plan_slots(memory, SHAPE, scope=Scope.LAYER, staging=None, free_bytes=0, ahead=ahead) for ahead in (0, 16)]
     assert plans[0].cached == plans[1].cached
     assert [plan.ahead for plan in plans] == [0, 16]
 
@@ -210,7 +206,7 @@ class Watch:
 
     def _gate(self, layer: int, hidden: Any, distances: int, width: int) -> Any:
         said = self.gate(layer, hidden, distances, width)  # type: ignore[misc]
-        self.said.append((layer, hidden.clone(), said))
+        self.said.append((layer, hidden.clone(), said.numpy()))
         return said
 
 
@@ -260,9 +256,9 @@ def test_recorded_guesses_are_those_that_the_live_gates_would_have_made(stock: A
     gates = Gates.of(stock, find_sites(stock))
     assert gates is not None
     own = np.sort(np.stack([chosen[layer] for layer in range(LAYERS)], 1), -1)
-    assert np.mean(own == np.sort(trace.experts, -1)) > 0.99  # rounding, where the trace was recorded on another machine
+    assert np.mean(own == np.sort(trace.experts, -1)) > 0.99  # it was recorded on another machine: that rounds apart
     for layer in range(LAYERS):
-        said = gates.guess(layer, inputs[layer], distances, width)
+        said = gates.guess(layer, inputs[layer], distances, width).numpy()
         for distance in range(1, distances + 1):
             if layer + distance < LAYERS:
                 recorded = trace.guesses[:, layer + distance, distance - 1]
@@ -289,9 +285,17 @@ def routed(model: Any, ids: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     return inputs, chosen
 
 
-def event_of(experts: list[int], hidden: Any = None) -> LiveEvent:
+def event_of(experts: list[int], said: Any = None) -> LiveEvent:
     index = torch.tensor([experts])
-    return LiveEvent(torch.zeros(1, 4) if hidden is None else hidden, index, torch.ones(index.shape), EXPERTS)
+    return LiveEvent(torch.zeros(1, 4), index, torch.ones(index.shape), EXPERTS, said)
+
+
+def sent_after(
+    guesser: ForecastGuesser, layer: int, experts: list[int], number: int, room: int = 16, near: Any = ()
+) -> list[ExpertKey]:
+    """Ask as an engine does: the gates first, then, with what they said, the forecast."""
+    event = event_of(experts, guesser.look(layer, torch.zeros(1, 4)))
+    return guesser.after(layer, event, decode(number), room, lambda key: key.expert in near)
 
 
 def decode(number: int, ids: list[int] | None = None) -> Pass:
@@ -314,11 +318,9 @@ def guesser_of(forecast: str, **options: Any) -> ForecastGuesser:
     return ForecastGuesser(parse(forecast), SHAPE, **options)
 
 
-def fixed_gate(expert_of: Any) -> Any:
+def fixed_gate(experts: list[int]) -> Any:
     """Routers ahead that always name the same experts."""
-    return lambda layer, hidden, distances, width: np.array(
-        [[expert_of(layer)[:width]] * distances] * len(hidden), np.int16
-    )
+    return lambda _, hidden, distances, width: torch.tensor([[experts[:width]] * distances] * len(hidden))
 
 
 def test_the_pass_that_is_asked_for_is_that_of_the_layer_to_come() -> None:
@@ -338,32 +340,44 @@ def test_after_the_last_layer_the_pass_that_is_asked_for_is_the_next() -> None:
 
 def test_no_more_is_sent_than_there_is_room_or_than_pays_and_the_best_goes_first() -> None:
     wanted = list(range(10, 26))
-    guesser = guesser_of("gate", gate=fixed_gate(lambda _: wanted), payoff=Payoff(LAYERS, auto=False, most=16))
-    everyone = guesser.after(0, event_of([1, 2, 3, 4, 5, 6, 7, 8]), decode(1), 16, lambda _: False)
+    guesser = guesser_of("gate", gate=fixed_gate(wanted), payoff=Payoff(LAYERS, auto=False, most=16))
+    everyone = sent_after(guesser, 0, [1, 2, 3, 4, 5, 6, 7, 8], 1)
     assert everyone == [ExpertKey(1, expert) for expert in wanted[:4]]  # four to begin with
-    assert len(guesser.after(0, event_of([1]), decode(2), 2, lambda _: False)) == 2
-    assert guesser.after(0, event_of([1]), decode(3), 0, lambda _: False) == []
-    near = guesser.after(0, event_of([1]), decode(4), 16, lambda key: key.expert < 13)
-    assert near[0] == ExpertKey(1, 13)
+    assert len(sent_after(guesser, 0, [1], 2, room=2)) == 2
+    assert sent_after(guesser, 0, [1], 3, room=0) == []
+    assert sent_after(guesser, 0, [1], 4, near=range(13))[0] == ExpertKey(1, 13)
     guesser.note(1, decode(4), 0.0, 3, 0)
-    assert len(guesser.after(0, event_of([1]), decode(5), 16, lambda _: False)) == 5
-    assert len(guesser.after(1, event_of([1]), decode(5), 16, lambda _: False)) == 4
+    assert len(sent_after(guesser, 0, [1], 5)) == 5
+    assert len(sent_after(guesser, 1, [1], 5)) == 4
 
 
 def test_what_is_unlikely_is_not_sent_for() -> None:
     wanted = list(range(10, 26))
-    guesser = guesser_of("gate", gate=fixed_gate(lambda _: wanted), payoff=Payoff(LAYERS, auto=False, most=16))
+    guesser = guesser_of("gate", gate=fixed_gate(wanted), payoff=Payoff(LAYERS, auto=False, most=16))
+    assert {key.expert for key in sent_after(guesser, 0, [40], 0)} <= set(wanted)
     for number in range(60):  # the routers ahead are always wrong
-        for layer in range(LAYERS):
-            sent = guesser.after(layer, event_of([40 + number % 20, 1]), decode(number), 16, lambda _: False)
-    assert not {key.expert for key in sent} & set(wanted)
-    assert guesser._chances.max() >= LEAST_CHANCE  # expert 1, always used, is likely still
+        used = [26 + number % 38]
+        sent = [key.expert for layer in range(LAYERS) for key in sent_after(guesser, layer, used, number)]
+    assert sent == []
+    assert 0.0 < guesser._chances.max() < LEAST_CHANCE
 
 
 def test_control_passes_go_without() -> None:
-    guesser = guesser_of("gate", gate=fixed_gate(lambda _: list(range(16))))
-    sent = [len(guesser.after(2, event_of([1]), decode(number), 8, lambda _: False)) for number in range(14, 19)]
+    guesser = guesser_of("gate", gate=fixed_gate(list(range(16))))
+    sent = [len(sent_after(guesser, 2, [1], number)) for number in range(14, 19)]
     assert [count > 0 for count in sent] == [True, True, False, True, True]
+
+
+def test_the_gates_are_not_asked_while_guessing_is_switched_off() -> None:
+    asked: list[int] = []
+    guesser = guesser_of("previous", gate=lambda layer, *_: asked.append(layer))
+    guesser.look(3, torch.zeros(1, 4))
+    for number in range(1, 400):
+        guesser.note_pass(decode(number), 1e-3 + 1e-4 * (guesser.payoff.most(0, number) > 0))
+        if guesser.payoff.idle:
+            guesser.look(4, torch.zeros(1, 4))
+    assert asked == [3]
+    assert guesser.payoff.as_dict()["switched_off"]
 
 
 def test_several_tokens_vote_and_a_first_place_counts_most() -> None:
@@ -373,14 +387,14 @@ def test_several_tokens_vote_and_a_first_place_counts_most() -> None:
     assert _by_votes(few).tolist() == [[4, -1, -1]]
 
 
-def test_a_forecast_of_a_prompts_event_is_told_nothing_by_the_gates() -> None:
-    calls: list[int] = []
-    guesser = guesser_of("gate", gate=lambda layer, *_: calls.append(layer))
-    prompt = Pass(1, 1, 3, Phase.PREFILL, 0)
-    event = LiveEvent(torch.zeros(3, 4), torch.tensor([[1], [2], [1]]), torch.ones(3, 1), EXPERTS)
-    guesser.observe(0, event, prompt)
-    assert calls == []
-    assert guesser._seen(0, event, prompt).counts.tolist() == [2, 1]
+def test_what_the_gates_say_of_a_batch_reaches_the_forecast_by_votes() -> None:
+    guesser = guesser_of("gate", gate=None)
+    index, said = torch.tensor([[1, 4], [4, 9]]), torch.tensor([[[7, 3]], [[5, 7]]])
+    event = LiveEvent(torch.zeros(2, 4), index, torch.ones(2, 2), EXPERTS, said)
+    seen = guesser._seen(0, event, Pass(1, 2, 1, Phase.DECODE, 0))
+    assert (seen.experts.tolist(), seen.counts.tolist(), seen.tokens) == ([1, 4, 9], [1, 2, 1], 2)
+    assert seen.guesses.tolist() == [[7, 5]]
+    assert event.flat.tolist() == [1, 4, 4, 9]
 
 
 def test_the_token_of_a_pass_is_known_where_there_is_one() -> None:

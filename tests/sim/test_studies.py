@@ -97,7 +97,7 @@ def test_a_mix_is_split_by_request_and_loses_nothing(traces: dict[str, Trace], m
 
 
 def test_a_mix_is_cut_to_so_many_events_and_needs_two_requests(traces: dict[str, Trace]) -> None:
-    small = mixes(traces, 600, new_tokens=5)[0]
+    small = mixes(traces, 300, new_tokens=5)[0]
     assert 2 <= small.whole.requests < 24
     new = small.whole.request[small.whole.phase == Phase.DECODE]
     assert np.bincount(new).max() <= 5
@@ -141,6 +141,7 @@ def test_bytes_are_equal_and_add_up() -> None:
             assert row["guess_slots"] == row["guessed_bytes"] == row["stall_saved"] == 0
             continue
         off = by[row["link_gb_per_s"], "off", "-"]
+        assert row["cached_slots"] == off["cached_slots"]
         loaded = row["demand_bytes"] + row["guessed_bytes"] - row["wasted_bytes"]
         assert loaded == pytest.approx(off["demand_bytes"], rel=1e-4)
         assert row["stall_ms"] <= off["stall_ms"] * 1.0001
@@ -151,16 +152,14 @@ def test_the_oracle_stalls_least(traces: dict[str, Trace]) -> None:
     rows = run("bytes", traces).rows
     for speed in equal_bytes.SPEEDS_GB:
         stall = {(r["forecast"], r["auto"]): r["stall_ms"] for r in rows if r["link_gb_per_s"] == speed}
-        assert stall["oracle", "off"] <= stall["gate", "off"]
-        assert (
-            stall["oracle", "off"] <= min(stall.values()) * 1.0001
-            or stall["oracle", "off"] <= stall["demand only", "-"]
-        )
+        guessed = [value for (forecast, _), value in stall.items() if forecast != "demand only"]
+        assert stall["oracle", "off"] <= min(guessed) * 1.0001
 
 
 def test_notes_name_where_auto_wins_and_loses() -> None:
+    setting = {"trace": "t", "link_gb_per_s": 3, "cached_slots": 9}
     rows = [
-        {"trace": "t", "link_gb_per_s": 3, "forecast": name, "auto": auto, "stall_ms": stall, "tokens_per_s": speed}
+        setting | {"forecast": name, "auto": auto, "stall_ms": stall, "tokens_per_s": speed}
         for name, auto, stall, speed in (
             ("demand only", "-", 8.0, 50.0), ("off", "-", 10.0, 48.0), ("gate", "on", 5.0, 60.0),
             ("gate", "off", 4.0, 62.0), ("eam", "on", 11.0, 47.0), ("eam", "off", 11.0, 46.0),

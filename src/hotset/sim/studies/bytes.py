@@ -15,6 +15,8 @@ SPEEDS_GB = (3, 25, 50)
 POLICY = "blend"
 SLOWER, SAVED = 0.02, 0.25
 MOST_EVENTS = 50_000
+FEW = 4
+FEWER = f"best, {FEW} slots"
 
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
@@ -32,20 +34,22 @@ def plan(traces: Mapping[str, Trace]) -> Plan:
 
 def _ways(mix: Mix) -> list[tuple[str, str]]:
     named = [(forecast, auto) for forecast in forecasts_for(mix.whole) for auto in ("on", "off")]
-    return [("demand only", "-"), ("off", "-"), *named, ("oracle", "off")]
+    fewer = [(FEWER, auto) for auto in ("on", "off") if guess_slots(mix.fit.shape) > FEW]
+    return [("demand only", "-"), ("off", "-"), *named, *fewer, ("oracle", "off")]
 
 
 def room_for(mix: Mix, forecast: str) -> Layout:
     """The same memory for all: without guesses, all of it caches."""
     shape = mix.fit.shape
-    return layout(shape, SHARE, 0 if forecast == "demand only" else guess_slots(shape))
+    return layout(shape, SHARE, {"demand only": 0, FEWER: FEW}.get(forecast, guess_slots(shape)))
 
 
 def measure(mix: Mix, speed: int, forecast: str, auto: str) -> list[Row]:
     """One row: a forecast at one speed."""
     room = room_for(mix, forecast)
     link = Link(speed * 1e9, COMPUTE_S)
-    found = drive(mix, POLICY, forecast.replace("demand only", "off"), room, link, auto=auto == "on")
+    spec = {"demand only": "off", FEWER: "best"}.get(forecast, forecast)
+    found = drive(mix, POLICY, spec, room, link, auto=auto == "on")
     return [
         {
             "trace": mix.name,
@@ -67,6 +71,7 @@ def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
     auto = [row for row in rows if row["auto"] == "on"]
     return rows, [
         "demand only: the slots for guesses cache instead; off: they stay idle, as if nothing was ever guessed",
+        f"slots for guesses are as many as the engine takes by default, except in {FEWER}, where the rest cache",
         f"auto more than 2 % slower than off: {_list(auto, 'faster_off', lambda share: share < -SLOWER)}",
         f"auto slower than off by at most 2 %: {_list(auto, 'faster_off', lambda share: -SLOWER <= share < 0)}",
         f"auto more than 2 % slower than demand only: {_list(auto, 'faster', lambda share: share < -SLOWER)}",
@@ -80,11 +85,14 @@ def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
 
 
 def _compare(rows: list[Row], with_whom: str, saved: str, faster: str) -> None:
+    """Off is to be compared only with those that cache in as many slots; demand alone with all."""
     base = {(row["trace"], row["link_gb_per_s"]): row for row in rows if row["forecast"] == with_whom}
     for row in rows:
         plain = base[row["trace"], row["link_gb_per_s"]]
-        row[saved] = 1 - row["stall_ms"] / plain["stall_ms"] if plain["stall_ms"] else 0.0
-        row[faster] = row["tokens_per_s"] / plain["tokens_per_s"] - 1
+        row[saved] = row[faster] = None
+        if with_whom == "demand only" or row["cached_slots"] == plain["cached_slots"]:
+            row[saved] = 1 - row["stall_ms"] / plain["stall_ms"] if plain["stall_ms"] else 0.0
+            row[faster] = row["tokens_per_s"] / plain["tokens_per_s"] - 1
 
 
 def _against_always(rows: list[Row]) -> str:
@@ -100,7 +108,7 @@ def _list(rows: list[Row], key: str, wanted: Callable[[float], bool]) -> str:
     """The settings in question, by trace and speed."""
     places: dict[str, list[str]] = {}
     for row in rows:
-        if wanted(row[key]):
+        if row[key] is not None and wanted(row[key]):
             words = places.setdefault(f"{row['trace']}, {row['link_gb_per_s']} GB/s", [])
             words.append(f"{row['forecast']} {100 * row[key]:+.1f} %")
     return "; ".join(f"{place} ({', '.join(words)})" for place, words in places.items()) or "nowhere"

@@ -17,7 +17,7 @@ USERS = (1, 2, 4, 8, 16)
 MODES: tuple[Literal["batch", "turns"], ...] = ("batch", "turns")
 POLICIES = ("lru", "lfu", "blend", "eam")
 FORECASTS = ("off", "gate", "best")
-MOST_EVENTS, NEW_TOKENS = 50_000, 32
+MOST_EVENTS, NEW_TOKENS = 40_000, 32
 
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
