@@ -42,6 +42,9 @@ class Oracle:
         keys = [ExpertKey(target, int(expert)) for expert in np.unique(rows)]
         return [key for key in keys if not is_near(key)][:room]
 
+    def observe(self, *_: Any) -> None:
+        """Nothing to learn."""
+
     def look(self, *_: Any) -> None:
         """Nothing to ask the device."""
 

@@ -94,6 +94,9 @@ class Said:
         keys = [ExpertKey(*key) for key in getattr(self, self.rule)(layer, run)]
         return [key for key in keys if not is_near(key)][:room]
 
+    def observe(self, *_: Any) -> None:
+        """Nothing to learn."""
+
     def look(self, *_: Any) -> None:
         return None
 

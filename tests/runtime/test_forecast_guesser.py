@@ -157,14 +157,12 @@ def test_a_budget_in_shares_or_slots_speaks_of_the_cache_alone(memory: str) -> N
     assert [plan.ahead for plan in plans] == [0, 16]
 
 
-@pytest.mark.xfail(strict=True, reason="plan_slots takes the slots of guesses out of a budget that holds everything")
 def test_guesses_do_not_push_out_experts_that_would_all_fit() -> None:
     size = (SHAPE.total_experts + 4) * 1000
     assert planned(size, SHAPE, 0).cached == SHAPE.total_experts
     assert planned(size, SHAPE, 16).cached == SHAPE.total_experts
 
 
-@pytest.mark.xfail(strict=True, reason="_affordable_ahead does not leave the least slots that a cache needs")
 @pytest.mark.parametrize("layers", [16, 24, 48])
 def test_the_smallest_budget_works_with_guesses_too(layers: int) -> None:
     shape = ModelShape(layers, 64, 8, 1000)
@@ -173,7 +171,6 @@ def test_the_smallest_budget_works_with_guesses_too(layers: int) -> None:
     assert planned((least + 1) * 1000, shape, default_ahead(shape)).cached == least
 
 
-@pytest.mark.xfail(strict=True, reason="reset_stats leaves the counts of guesses as they are")
 def test_a_reset_counts_guesses_anew() -> None:
     model = load("gate")
     greedy(model, 6)
@@ -331,7 +328,6 @@ def test_the_pass_that_is_asked_for_is_that_of_the_layer_to_come() -> None:
     assert payoff.asked == [(layer + 1, 5) for layer in range(LAYERS - 1)]
 
 
-@pytest.mark.xfail(strict=True, reason="after the last layer, most() is asked of this pass and not of the next")
 def test_after_the_last_layer_the_pass_that_is_asked_for_is_the_next() -> None:
     payoff = Asked()
     guesser_of("previous", payoff=payoff).after(LAYERS - 1, event_of([1, 2]), decode(5), 8, lambda _: False)
@@ -404,7 +400,6 @@ def test_the_token_of_a_pass_is_known_where_there_is_one() -> None:
     assert guesser._seen(0, event_of([1]), decode(1, [7, 8])).token == -1
 
 
-@pytest.mark.xfail(strict=True, reason="PassWatcher passes token ids on only while a trace is recorded")
 def test_the_forecast_by_token_knows_the_tokens() -> None:
     model = load("token")
     watch = Watch(model.hotset.engine.guesser)
@@ -414,7 +409,6 @@ def test_the_forecast_by_token_knows_the_tokens() -> None:
     assert told == text[len(IDS[0]) : -1]
 
 
-@pytest.mark.xfail(strict=True, reason="CachingEngine.look_ahead never calls ForecastGuesser.observe")
 def test_prompts_are_learnt_from() -> None:
     model = load("transition")
     watch = Watch(model.hotset.engine.guesser)

@@ -311,20 +311,17 @@ def test_more_slots_hardly_ever_hurt_who_knows_the_future(auto: bool) -> None:
         assert stalls[-1] <= stalls[1] + 1e-12
 
 
-@pytest.mark.xfail(strict=True, reason="the scratch for chances is three long even where there are two experts")
 def test_two_experts_are_enough() -> None:
     trace = random_trace(0, 1, 30, shape=ModelShape(3, 2, 1, SIZE))
     case = Case(trace, Link(1.7e6, 3.1e-3), 3, "lru", Scope.LAYER)
     assert_equal(case.fast("previous"), slow(case, "previous", 4))
 
 
-@pytest.mark.xfail(strict=True, reason="the pass of a target is off by one where distances go around all layers")
 def test_distances_may_go_around_all_layers() -> None:
     for seed in (6, 24, 36, 61):
         assert_equal(case_of(seed).fast("previous", distances=3), slow(case_of(seed), "previous", 4, distances=3))
 
 
-@pytest.mark.xfail(strict=True, reason="distances are not checked: compiled code reads past the end of its arrays")
 @pytest.mark.parametrize("distances", [4, -1])
 def test_distances_beyond_those_known_are_refused(distances: int) -> None:
     # In a process of its own, for it may not survive.

@@ -59,7 +59,7 @@ def plan_slots(
     if budget.size_bytes is not None and staging is None:
         room = _affordable_staging(budget.size_bytes, shape, room, scope)
     if budget.size_bytes is not None:
-        ahead = _affordable_ahead(budget.size_bytes, shape, room, ahead)
+        ahead = _affordable_ahead(budget.slots_for(shape, room), least_slots(shape, scope), shape, ahead)
     slots = budget.slots_for(shape, room + ahead)
     if slots >= shape.total_experts:
         ahead = 0  # nothing is ever missing
@@ -84,9 +84,9 @@ def _affordable_staging(size_bytes: int, shape: ModelShape, wished: int, scope: 
     return max(1, min(wished, affordable))
 
 
-def _affordable_ahead(size_bytes: int, shape: ModelShape, staging: int, wished: int) -> int:
-    """No more slots for guesses than a sixteenth of the cache: what it loses would cost more than they save."""
-    return min(wished, max(size_bytes // (shape.expert_bytes or 1) - staging, 0) // 16)
+def _affordable_ahead(slots: int, least: int, shape: ModelShape, wished: int) -> int:
+    """No more slots for guesses than a sixteenth of the cache, which would lose more by it; none where all fits."""
+    return 0 if slots >= shape.total_experts else max(min(wished, slots // 16, slots - least), 0)
 
 
 def _auto(free_bytes: int) -> Budget:

@@ -34,7 +34,8 @@ def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, set
     engine = make_engine(catalog, sites, plan, settings)
     handle = connect_engine(model, sites, engine)
     if plan.ahead and settings.prefetch != OFF:
-        engine.guesser = make_guesser(model, sites, engine, settings)
+        engine.guesser = guesser = make_guesser(model, sites, engine, settings)
+        engine.wants_tokens = guesser.forecast.name in ("token", "best")
     engine.supervisor = Supervisor(
         engine.controller,
         handle.remark,

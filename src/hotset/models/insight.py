@@ -12,6 +12,7 @@ from hotset.cache.statistics import statistics_of
 from hotset.errors import HotsetError
 from hotset.models.requests import Request, RequestLog
 from hotset.profile.statistics import Counts, History, Statistics
+from hotset.runtime.ahead import AheadCounts
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.engine import Engine
 from hotset.runtime.forecasting import ForecastGuesser, forecast_stats
@@ -93,6 +94,8 @@ class Insight:
 
     def _reset_learning(self) -> None:
         self._background_before += self.background_bytes()
+        if isinstance(self.engine, CachingEngine) and self.engine.ahead is not None:
+            self.engine.ahead.counts = AheadCounts()
         if self.engine.supervisor is not None and self.engine.supervisor.rival is not None:
             self.engine.supervisor.rival.reset()
 

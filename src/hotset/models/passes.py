@@ -60,7 +60,8 @@ class PassWatcher:
         self._began_s = time.perf_counter()
 
     def _ids(self, tokens: torch.Tensor | None) -> Any:
-        if self.engine.recorder is None or tokens is None or tokens.is_floating_point():
+        wanted = self.engine.recorder is not None or self.engine.wants_tokens
+        if not wanted or tokens is None or tokens.is_floating_point():
             return None
         return tokens.reshape(-1).cpu().numpy().astype(np.int32)
 

@@ -115,7 +115,10 @@ class CachingEngine(Engine):
 
     def look_ahead(self, layer: int, event: LiveEvent) -> None:
         """Send for what the next layers will probably ask for, once all that this one needs is on its way."""
-        if self.guesser is None or self.ahead is None or self.current.phase != Phase.DECODE:
+        if self.guesser is None or self.ahead is None:
+            return
+        if self.current.phase != Phase.DECODE:
+            self.guesser.observe(layer, event, self.current)
             return
         self.ahead.send(self.guesser.after(layer, event, self.current, self.ahead.room, self._is_near))
 

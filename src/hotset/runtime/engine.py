@@ -44,6 +44,7 @@ class Engine(ABC):
         self._earlier_bytes = 0
         self.recorder: Recorder | None = None
         self.supervisor: Supervisor | None = None
+        self.wants_tokens = False  # whether passes should say which tokens they compute
         self.current = Pass(0, 1, 1, Phase.PREFILL, 0)
 
     @property

@@ -49,7 +49,7 @@ class ForecastGuesser:
         wanted: list[tuple[float, ExpertKey]] = []
         for distance in range(1, self.distances + 1):
             target = (layer + distance) % self.shape.layers
-            most = min(room, self.payoff.most(target, run.number))
+            most = min(room, self.payoff.most(target, run.number + (layer + distance) // self.shape.layers))
             if most:
                 wanted += self._likeliest(seen, target, distance, most, is_near)
         wanted.sort(key=lambda pair: -pair[0])

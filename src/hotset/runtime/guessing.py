@@ -20,6 +20,9 @@ class Guesser(Protocol):
     def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
         """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
 
+    def observe(self, layer: int, event: LiveEvent, run: Pass) -> None:
+        """Learn from an event that nothing is guessed after, as in a prompt."""
+
     def look(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
         """What the device has to say before the routing is known to the host: it comes along with that."""
 

@@ -104,11 +104,13 @@ def follow_replay(
     sums = np.zeros(8)
     mode = {OFF: 0, ORACLE: 2}.get(forecast, 1)
     resident = np.zeros((trace.shape.layers, trace.shape.experts), np.bool_)
-    out = np.zeros(max(trace.shape.experts, 3))
+    if not 1 <= distances <= MAX_DISTANCE:
+        raise HotsetError(f"guesses reach 1 to {MAX_DISTANCE} layers ahead, not {distances}")
+    out = np.zeros(trace.shape.experts)
     guesses = np.empty((MAX_DISTANCE, trace.shape.experts), np.int16)
     _follow_of(type(chosen))(
         story, done.log, done.misses, resident, chosen.start(trace.shape), payoff, board, road,
-        np.array([mode, distances]), out, guesses, sums,
+        np.array([mode, distances]), out, np.zeros(3), guesses, sums,
     )  # fmt: skip
     off = int((payoff.off_until[:-1] > 0).sum())
     moved = [float(sums[which]) for which in (DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES)]
@@ -229,11 +231,11 @@ def token_of(story: Story, event: int) -> int:
 
 def follow(
     story: Story, log: Any, misses: Any, resident: Any, state: Any, payoff: PayoffState, board: Board, road: Road,
-    options: Any, out: Any, guesses: Any, sums: Any
+    options: Any, out: Any, found: Any, guesses: Any, sums: Any
 ) -> None:  # fmt: skip
     """Walk through all events with a clock for the compute and one for the link."""
     now, free_at, row, turn = 0.0, 0.0, 0, 0
-    layers, found, mode = resident.shape[0], out[:3], options[0]
+    layers, mode = resident.shape[0], options[0]
     for event in range(len(story.layer)):
         layer, missing = story.layer[event], misses[event]
         first, last = story.start[event], story.start[event + 1]
@@ -264,7 +266,7 @@ def follow(
             observe(state, seen)
             for distance in range(1, options[1] + 1 if decode else 1):
                 target = (layer + distance) % layers
-                most = most_guesses(payoff, target, number + (target <= layer))
+                most = most_guesses(payoff, target, number + (layer + distance) // layers)
                 if most > 0:
                     foresee(story, state, seen, event, target, distance, mode, out)
                     turn = send(board, road, resident, target, out, most, turn)
