@@ -64,7 +64,7 @@ def agreement(gates: Gates, seen: dict[int, tuple[Any, list[set[int]]]]) -> floa
     same = []
     for layer, (hidden, chosen) in seen.items():
         # A guess for the layer itself: by gates that have one more layer before all others.
-        shifted = Gates([gates.matrices[0], *gates.matrices], [None, *gates.biases])
+        shifted = Gates([gates.matrices[0], *gates.matrices], [None, *gates.biases], [None, *gates.offsets])
         said = shifted.guess(layer, hidden, 1, len(chosen[0]))[:, 0].tolist()
         same += [set(row) == right for row, right in zip(said, chosen, strict=True)]
     return float(np.mean(same))

@@ -332,7 +332,7 @@ def test_distances_beyond_those_known_are_refused(distances: int) -> None:
         "except HotsetError as error: print('refused:', error)",
     ]  # fmt: skip
     ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
-    assert "refused: a distance is 1 to 3 layers" in ended.stdout
+    assert "refused: guesses reach 1 to 3 layers ahead" in ended.stdout
 
 
 @pytest.mark.parametrize("forecast", ["off", "oracle", "previous"])

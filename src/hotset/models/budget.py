@@ -37,8 +37,8 @@ def default_staging(shape: ModelShape, on_gpu: bool) -> int:
 
 
 def default_ahead(shape: ModelShape) -> int:
-    """Slots for guesses: the experts of one event and as many again, so that a wrong guess blocks no right one."""
-    return min(2 * shape.top_k, 16)
+    """Slots for guesses: few, since what they take from the cache costs hits (docs/studies.md, bytes)."""
+    return min(shape.top_k, 4)
 
 
 def plan_slots(

@@ -41,7 +41,7 @@ class Sweep:
 
     def ahead_slots(self, shape: ModelShape) -> int:
         """The slots for guesses: as asked for, or what an engine takes."""
-        return min(2 * shape.top_k, 16) if self.ahead is None else self.ahead
+        return min(shape.top_k, 4) if self.ahead is None else self.ahead
 
     def asked_for(self) -> list[Policy]:
         """The named policies, once each, and the bound."""
