@@ -84,8 +84,8 @@ def measure(folder: Path, memory: str, kind: str, ids: Any, tokens: int, known: 
     return {
         "memory": memory, "prefetch": kind, "ms_per_token": statistics.median(times),
         "stall_ms_per_token": 1e3 * stats["stall_s"] / tokens, "hit_rate": decode["hit_rate"],
-        "misses_per_token": decode["misses"] / tokens, "guesses": counts, "ahead": stats["prefetch"], "text": text.tolist(),
-        "slots": stats["slots"],
+        "misses_per_token": decode["misses"] / tokens, "guesses": counts, "ahead": stats["prefetch"],
+        "text": text.tolist(), "slots": stats["slots"],
     }  # fmt: skip
 
 
