@@ -147,7 +147,7 @@ def test_no_budget_in_bytes_is_exceeded_and_guesses_take_a_sixteenth_at_most() -
         plan = planned(slots * 1000 + 999, SHAPE, default_ahead(SHAPE))
         assert plan.cached + plan.staging + plan.ahead <= slots
         assert plan.ahead <= slots / 16
-        assert plan.ahead <= default_ahead(SHAPE) == 16
+        assert plan.ahead <= default_ahead(SHAPE) == 4
 
 
 @pytest.mark.parametrize("memory", ["25%", "130 slots"])
