@@ -107,4 +107,12 @@ def test_a_profile_made_from_a_trace_warms_a_run() -> None:
 def test_a_profile_made_from_a_recorded_run_is_of_its_model(tmp_path: Path) -> None:
     call(*RUN, "--trace", tmp_path / "run.safetensors")
     call("profile", "make", tmp_path / "run.safetensors", "-o", "recorded")
-    call(*RUN, "--profile", "recorded")
+    warm = json.loads(call(*RUN, "--profile", "recorded", "--json").stdout)
+    assert warm["stats"]["background_bytes"] > 0
+
+
+def test_a_model_that_is_none_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for place, why in ((tmp_path / "nowhere", "there is no folder"), (tmp_path, "cannot load the model")):
+        with pytest.raises(HotsetError, match=why):
+            call("profile", "make", "reference:it", "-o", "made", "--model", place)

@@ -157,6 +157,29 @@ def test_saving_what_was_loaded_gives_the_same_bytes(tokenizer: Any, tmp_path: P
     assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
 
 
+def test_overwriting_begins_anew_and_loses_nothing_if_nothing_was_used(tokenizer: Any) -> None:
+    path = learnt(tokenizer)
+    before = path.read_bytes()
+    model = load()
+    with pytest.raises(HotsetError, match="run the model first"):
+        model.hotset.save_profile("italian", overwrite=True)
+    assert path.read_bytes() == before
+    say(model, tokenizer, ITALIAN[0], 11)
+    model.hotset.save_profile("italian", overwrite=True)
+    model.hotset.close()
+    assert Profile.load(path).tokens[Phase.DECODE] == 10
+
+
+def test_a_policy_that_learns_nothing_leaves_what_another_learnt(tokenizer: Any) -> None:
+    path = learnt(tokenizer)
+    before = Profile.load(path)
+    learnt(tokenizer, policy="lru")
+    after = Profile.load(path)
+    assert after.policy == "blend"
+    assert after.tokens.sum() > before.tokens.sum()
+    assert all(np.array_equal(after.learnt[name], before.learnt[name]) for name in before.learnt)
+
+
 def test_nothing_used_is_nothing_to_save() -> None:
     model = load()
     with pytest.raises(HotsetError, match="run the model first"):

@@ -184,11 +184,19 @@ def _fingerprint(trace: Trace, named: Path, model: Path | None) -> Fingerprint:
 
         model = path()
     if model is not None:
-        from hotset.models.fingerprint import fingerprint_of_folder
-
-        return fingerprint_of_folder(model)
+        return _fingerprint_of(str(model))
     architecture, digest = (printable(trace.meta.get(key, ""))[:MAX_TEXT] for key in ("architecture", "digest"))
     return Fingerprint(architecture or "unknown", digest)
+
+
+def _fingerprint_of(model: str) -> Fingerprint:
+    from hotset.cli.loading import locate, plainly, quieten
+    from hotset.models.fingerprint import fingerprint_of_folder
+
+    place = locate(model)
+    quieten()
+    with plainly(place, "the model", "check that config.json and all .safetensors files are there and whole"):
+        return fingerprint_of_folder(place)
 
 
 def _entry(name: str, path: Path) -> dict[str, Any]:

@@ -107,10 +107,9 @@ class Handle(Insight):
         """
         path = locate(str(name))
         if overwrite:
-            path.unlink(missing_ok=True)
             self._keepers.pop(path, None)
         keeper = self._keepers.setdefault(path, Keeper(self.engine, self.fingerprint, path))
-        if not keeper.save() and not path.exists():
+        if not keeper.save(anew=overwrite) and (overwrite or not path.exists()):
             raise HotsetError(
                 "nothing was used yet, so there is nothing to save: run the model first"
                 + (", after model.hotset.observe()" if self.engine.kind == "stock" else "")

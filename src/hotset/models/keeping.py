@@ -32,13 +32,13 @@ class Keeper:
         self._spans = 0
         self._writing = threading.Lock()
 
-    def save(self) -> bool:
-        """Write the profile with all that is new; false if nothing is."""
+    def save(self, *, anew: bool = False) -> bool:
+        """Write the profile with all that is new, or that alone; false if nothing is."""
         with self._writing, locked(self.path):
             fresh = self._fresh()
             if not fresh.tokens.any():
                 return False
-            old = Profile.load(self.path) if self.path.exists() else None
+            old = Profile.load(self.path) if self.path.exists() and not anew else None
             if old is not None:
                 old.check(fresh.shape, self.fingerprint, allow_foreign=self.allow_foreign)
             fold(old, fresh).save(self.path)
