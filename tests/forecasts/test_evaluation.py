@@ -145,13 +145,18 @@ def test_chances_are_chances(name: str, batch: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["best", "gate"])
-def test_one_call_for_all_distances_is_the_same(name: str) -> None:
-    one, other = Live(parse(name), SHAPE), Live(parse(name), SHAPE)
-    out = np.empty((2, SHAPE.experts))
+@pytest.mark.parametrize("places", [0, 2, 10])
+def test_picked_are_the_likeliest_that_have_no_slot(name: str, places: int) -> None:
+    live, random = Live(parse(name), SHAPE), np.random.default_rng(places)
+    out, picked = np.empty(SHAPE.experts), np.empty(places, np.int64)
     for event in events_of(random_trace(requests=3)):
-        one.observe(event)
-        other.steps.ahead(other.state, *event, SHAPE.layers, out)
-        assert out == pytest.approx(np.stack([one.chances(event, 1), one.chances(event, 2)]), abs=1e-12)
+        live.observe(event)
+        slot_of = random.integers(-1, 2, SHAPE.experts).astype(np.int32)
+        target = (event.layer + 1) % SHAPE.layers
+        count = live.steps.pick(live.state, *event, target, 1, slot_of, 0.2, out, picked)
+        chances = live.chances(event, 1)
+        wanted = [e for e in np.argsort(-chances, kind="stable").tolist() if chances[e] >= 0.2 and slot_of[e] < 0]
+        assert picked[:count].tolist() == wanted[:places]
 
 
 @pytest.mark.parametrize("name", names())

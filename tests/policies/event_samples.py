@@ -1,5 +1,6 @@
 """Small workloads as event tables, made by hand, by chance, or by hypothesis."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,33 @@ def random_events(rng, shape, number, *, prefill=0.2, wide=0.2):
         counts = {expert: int(rng.integers(1, tokens + 1)) for expert in experts}
         rows.append((layer, counts, tokens, Phase.PREFILL if is_prefill else Phase.DECODE))
     return make_events(shape, rows)
+
+
+def random_turns(rng, shape, streams, rounds):
+    """Requests that take turns, a prompt and then single tokens; some end, some are left out, some go twice."""
+    rows, requests = [], []
+    running, decodes = list(range(streams)), set()
+    for _ in range(rounds):
+        for stream in range(streams):
+            if rng.random() < 0.2:
+                running[stream] = int(rng.choice([stream, max(running) + 1]))  # a number may come back
+                decodes.discard(running[stream])
+            for _ in range(rng.choice([0, 1, 2], p=[0.05, 0.9, 0.05])):
+                request = running[stream]
+                made = _random_pass(rng, shape, Phase.DECODE if request in decodes else Phase.PREFILL)
+                decodes.add(request)
+                rows += made
+                requests += [request] * len(made)
+    return replace(make_events(shape, rows), request=np.array(requests, np.int32))
+
+
+def _random_pass(rng, shape, phase):
+    tokens = 1 if phase == Phase.DECODE else int(rng.integers(1, 10))
+    rows = []
+    for layer in range(shape.layers):
+        experts = rng.choice(shape.experts, shape.top_k, replace=False).tolist()
+        rows.append((layer, {expert: int(rng.integers(1, tokens + 1)) for expert in experts}, tokens, phase))
+    return rows
 
 
 def random_budget(rng, shape):

@@ -305,49 +305,84 @@ class SlowBelady(SlowPolicy):
         return -math.inf
 
 
+class SlowRequest:
+    """A request that may go on: its matrix as {phase: {(layer, expert): tokens}}, and when its passes began."""
+
+    def __init__(self, number):
+        self.number, self.counts = number, {phase: Counter() for phase in Phase}
+        self.begun, self.seen, self.layer, self.phase = [], 0, -1, Phase.PREFILL
+        self.stored = None  # its matrix among the past ones, as of when it was put there
+
+
 class SlowEam(SlowPolicy):
-    """The words of the paper: requests are matrices of token counts, kept as {phase: {(layer, expert): tokens}}."""
+    """The words of the paper and of the module: requests are matrices of token counts, and some of them take turns."""
+
+    most_running = 16
 
     def __init__(self, admission, policy, requests):
         super().__init__(admission)
         self.options, self.requests = policy, requests
-        self.past, self.running = [], {phase: Counter() for phase in Phase}
-        self.request, self.phase = None, Phase.PREFILL
+        self.past, self.running, self.mine = [], [], None
 
     def observe(self, cache, event):
-        request = int(self.requests[cache.tick - 1])
-        if request != self.request or event.phase < self.phase:
-            self._end()
-        self.request, self.phase = request, event.phase
+        self.mine = self._whose(int(self.requests[cache.tick - 1]), event.phase)
+        if not self.mine.begun or event.layer <= self.mine.layer:
+            self.mine.begun.append(cache.tick)
+        self.mine.seen, self.mine.layer, self.mine.phase = cache.tick, event.layer, event.phase
+        for other in sorted(self.running, key=lambda one: one.seen):
+            if any(sum(begun > other.seen for begun in one.begun) >= 2 for one in self.running):
+                self._end(other)
         for expert, count in zip(event.experts, event.counts, strict=True):
-            self.running[event.phase][event.layer, expert] += count
+            self.mine.counts[event.phase][event.layer, expert] += count
 
-    def _end(self):
-        """Keep the finished request, in the place of the one most like it if there is no other."""
-        if any(self.running.values()):
-            if len(self.past) < self.options.capacity:
-                self.past.append(self.running)
-            else:
-                self.past[max(range(len(self.past)), key=lambda i: self._likeness(self.past[i]))] = self.running
-        self.running = {phase: Counter() for phase in Phase}
+    def _whose(self, number, phase):
+        """The running request of this number, or a new one; what ran alone until then is kept as it is by now."""
+        for one in [one for one in self.running if one.number == number]:
+            if phase >= one.phase:
+                return one
+            self._end(one)
+        if len(self.running) == 1 and len(self.running[0].begun) > 1:
+            self._keep(self.running[0])
+        if len(self.running) == self.most_running:
+            self._end(min(self.running, key=lambda one: one.seen))
+        self.running.append(SlowRequest(number))
+        return self.running[-1]
 
-    def _likeness(self, other):
-        return sum(cosine(self.running[phase], other[phase]) for phase in Phase)
+    def _end(self, one):
+        self._keep(one)
+        self.running = [other for other in self.running if other is not one]
+
+    def _keep(self, one):
+        """Store a request in its own place if it still has one, else in that of the one most like it if there is none.
+
+        What has not changed since it was stored is not stored again, not even if it has made way since.
+        """
+        if one.stored == one.counts:
+            return
+        matrix = {phase: Counter(counts) for phase, counts in one.counts.items()}
+        places = [i for i, past in enumerate(self.past) if past is one.stored]
+        if not places and len(self.past) < self.options.capacity:
+            self.past.append(matrix)
+        else:
+            places = places or [max(range(len(self.past)), key=lambda i: likeness(matrix, self.past[i]))]
+            self.past[places[0]] = matrix
+        one.stored = matrix
 
     def nearest(self, phase):
         """The past requests with the largest cosine over the layers that ran by now, among those with any at all."""
-        mine = self.running[phase]
+        mine = self.mine.counts[phase]
         layers = {layer for layer, _ in mine}
         ranked = []
         for past in self.past:
             theirs = {key: count for key, count in past[phase].items() if key[0] in layers}
-            if dot := product_of(mine, theirs):
+            dot = product_of(mine, theirs)
+            if dot and past is not self.mine.stored:
                 ranked.append((-Fraction(dot * dot, product_of(theirs, theirs)), past))
         return [past for _, past in sorted(ranked, key=lambda pair: pair[0])][: self.options.nearest]
 
     def score(self, cache, event, key):
         layer, _ = key
-        found = self.nearest(event.phase) or [self.running]
+        found = self.nearest(event.phase) or [self.mine.counts]
         summed = sum((Counter(past[event.phase]) for past in found), Counter())
         total = sum(count for (row, _), count in summed.items() if row == layer)
         share = summed[key] / total if total else 0.0
@@ -357,6 +392,11 @@ class SlowEam(SlowPolicy):
 def product_of(some, other):
     """The dot product of two sparse matrices."""
     return sum(count * other.get(key, 0) for key, count in some.items())
+
+
+def likeness(some, other):
+    """The cosines of both phases, added up."""
+    return sum(cosine(some[phase], other[phase]) for phase in Phase)
 
 
 def cosine(some, other):

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from event_samples import make_events, random_budget, random_events, random_shape
+from event_samples import make_events, random_budget, random_events, random_shape, random_turns
 from test_against_slow_model import Pair
 
 from hotset.cache import Controller, Scope, SlotPlan
@@ -40,6 +40,17 @@ def shares(controller, phase=Phase.DECODE):
     out = np.zeros((controller.plan.shape.layers, controller.plan.shape.experts))
     fill_shares(controller.state, int(phase), out)
     return out.tolist()
+
+
+def running_of(controller):
+    """The matrices of the running requests by number."""
+    state = controller.state
+    return {int(state.request[run]): state.running[:, :, run].tolist() for run in np.flatnonzero(state.request >= 0)}
+
+
+def stored_in(controller):
+    """The decode rows of the stored requests."""
+    return controller.state.rows[: controller.state.held[0], Phase.DECODE].tolist()
 
 
 def test_the_nearest_request_is_the_prediction():
@@ -88,7 +99,7 @@ def test_before_anything_is_stored_the_running_request_predicts():
 
 def test_the_most_similar_makes_way():
     # Full with A and B; a third request like B takes the place of B.
-    rows = [*A, *B, (2, 0, {3: 5}), (2, 1, {3: 1}), (3, 0, {0: 1})]
+    rows = [*A, *B, (2, 0, {3: 2}), (2, 0, {3: 3}), (2, 1, {3: 1}), (3, 0, {0: 1})]
     controller, _ = replayed("eam:capacity=2", requests_of(TWO_BY_FOUR, rows), 8)
     assert controller.state.held[0] == 2
     assert controller.state.rows[:, Phase.DECODE].tolist() == [
@@ -106,12 +117,138 @@ def test_prompts_are_kept_apart_and_end_a_request():
     controller, _ = replayed("eam", make_events(ModelShape(1, 4, 2), rows), 4)
     assert controller.state.held[0] == 1
     assert controller.state.rows[0].tolist() == [[[2, 1, 0, 0]], [[0, 1, 0, 0]]]
-    assert controller.state.running.tolist() == [[[0, 0, 3, 0]], [[0, 0, 0, 0]]]
+    assert running_of(controller) == {0: [[[0, 0, 3, 0]], [[0, 0, 0, 0]]]}
 
 
-def test_what_is_taught_serves_until_a_request_is_stored():
+def one_pass(request, first, second):
+    """One token: an expert of layer 0, then one of layer 1."""
+    return [(request, 0, {first: 1}), (request, 1, {second: 1})]
+
+
+# Two requests that take turns, two passes each, and what each is in the end.
+TURNS = [*one_pass(0, 0, 2), *one_pass(1, 2, 3), *one_pass(0, 1, 2), *one_pass(1, 3, 3)]
+FIRST, SECOND = [[1, 1, 0, 0], [0, 0, 2, 0]], [[0, 0, 1, 1], [0, 0, 0, 2]]
+
+
+def test_requests_that_take_turns_are_stored_whole():
+    controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, TURNS), 8)
+    assert stored_in(controller) == []
+    assert {request: decode for request, (_, decode) in running_of(controller).items()} == {0: FIRST, 1: SECOND}
+    # A third takes a turn, too, and then a second one in a row: nobody else is left.
+    controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, [*TURNS, *one_pass(2, 0, 0)]), 8)
+    assert stored_in(controller) == []
+    controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, [*TURNS, *one_pass(2, 0, 0), (2, 0, {1: 1})]), 8)
+    assert stored_in(controller) == [FIRST, SECOND]
+    assert list(running_of(controller)) == [2]
+
+
+def test_who_misses_a_round_is_over():
+    # 0 is last seen in its second pass. Since then 1 begins a pass, 2 takes the turn of 0, and 1 begins another.
+    rows = [*TURNS, *one_pass(2, 0, 0), (1, 0, {0: 1})]
+    for number, stored in ((len(rows) - 1, []), (len(rows), [FIRST])):
+        controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, rows[:number]), 8)
+        assert stored_in(controller) == stored
+
+
+def test_each_request_is_matched_by_all_its_passes():
+    # 2 is like A, 3 like B. What 2 asks for in layer 1 is in neither, and its layer 0 speaks for A still.
+    turns = [(2, 0, {0: 1}), (3, 0, {2: 1}), (2, 1, {1: 1}), (3, 1, {1: 1})]
+    like_a, like_b = [[0.75, 0.25, 0, 0], [0, 0, 1, 0]], [[0, 0, 0.5, 0.5], [0, 0, 0, 1]]
+    for number, expected in enumerate([like_a, like_b, like_a, like_b], 1):
+        controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, [*A, *B, *turns[:number]]), 8)
+        assert shares(controller) == expected
+
+
+def test_what_is_stored_meanwhile_is_matched_by_all_that_the_others_have():
+    # 0 is over when 1 begins its second pass without it. What 1 asks for then is nothing that 0 had, but its first pass
+    # was, before 0 was stored.
+    rows = [(0, 0, {0: 1}), (1, 0, {0: 1}), (2, 0, {3: 1}), (1, 0, {1: 1})]
+    controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, rows), 8)
+    assert stored_in(controller) == [[[1, 0, 0, 0], [0, 0, 0, 0]]]
+    assert shares(controller) == [[1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_who_ran_alone_is_stored_at_once_and_goes_on_if_it_comes_back():
+    alone = [*one_pass(0, 0, 2), *one_pass(0, 0, 2)]
+    joined = [*alone, *one_pass(1, 0, 3)]
+    controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, joined), 8)
+    assert stored_in(controller) == [[[2, 0, 0, 0], [0, 0, 2, 0]]]
+    assert shares(controller) == [[1, 0, 0, 0], [0, 0, 1, 0]]
+    # Its own past is no prediction: its running counts are, and they go on from where they were.
+    controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, [*joined, (0, 0, {1: 2})]), 8)
+    assert shares(controller) == [[0.5, 0.5, 0, 0], [0, 0, 1, 0]]
+    # In the end it is stored whole, where it was.
+    ended = [*joined, (0, 0, {1: 2}), (0, 1, {2: 1}), *one_pass(1, 0, 3), *one_pass(2, 1, 1), *one_pass(2, 1, 1)]
+    controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, ended), 8)
+    assert stored_in(controller) == [[[2, 2, 0, 0], [0, 0, 3, 0]], [[2, 0, 0, 0], [0, 0, 0, 2]]]
+
+
+def test_who_has_lost_its_place_takes_another():
+    # 0 runs alone and is stored in place 0 when 1 comes. Then both take turns, and with each prompt after a decode
+    # another 1 is over. The first takes place 1. The second is like what 0 was when it was stored, and takes place 0.
+    # When 0 is over, it is most like the first 1: 9 / sqrt(85) against 2 / sqrt(85).
+    own, turn = (0, {0: 1}, Phase.DECODE, 0), (0, {1: 3}, Phase.DECODE, 0)
+    others = [({1: 1}, Phase.DECODE), ({2: 1}, Phase.PREFILL), ({0: 9}, Phase.DECODE), ({3: 1}, Phase.PREFILL)]
+    first, second, third, fourth = [(0, *other, 1) for other in others]
+    rows = [own, own, first, turn, second, turn, third, turn, fourth, (0, {3: 1}, Phase.DECODE, 1)]
+    events = make_events(ModelShape(1, 4, 1), [(layer, counts, 9, phase) for layer, counts, phase, _ in rows])
+    events = replace(events, request=np.array([row[-1] for row in rows], np.int32))
+    controller, _ = replayed("eam:capacity=2", events, 4)
+    assert stored_in(controller) == [[[9, 0, 0, 0]], [[2, 9, 0, 0]]]
+
+
+def test_requests_one_after_the_other_are_stored_when_the_next_begins():
+    rng = np.random.default_rng(8)
+    rows, sums = [], []
+    for request in range(5):
+        sums.append(np.zeros((2, 4)))
+        for layer in [0, 1] * int(rng.integers(2, 5)):
+            expert = int(rng.integers(4))
+            rows.append((request, layer, {expert: 1}))
+            sums[-1][layer, expert] += 1
+    for number in range(1, len(rows) + 1):
+        controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, rows[:number]), 8)
+        assert stored_in(controller) == [matrix.tolist() for matrix in sums[: rows[number - 1][0]]]
+
+
+def test_more_streams_than_places_stay_bounded():
+    from hotset.policies.eam import RUNNING
+
+    shape = ModelShape(1, 32, 1)
+    turns = [(request, 0, {request: 1}) for request in range(RUNNING + 4)]
+    for number in (RUNNING, RUNNING + 1, RUNNING + 4):
+        controller, _ = replayed("eam", requests_of(shape, turns[:number]), 32)
+        # Those seen longest ago have made way, and no others.
+        assert np.argmax(np.array(stored_in(controller)).reshape(-1, 32), axis=1).tolist() == [*range(number - RUNNING)]
+        assert sorted(running_of(controller)) == [*range(number - RUNNING, number)]
+    controller, _ = replayed("eam:capacity=3", requests_of(shape, turns * 3), 32)
+    assert len(stored_in(controller)) == 3
+    assert len(running_of(controller)) == RUNNING
+
+
+def test_as_many_streams_as_places_are_stored_whole():
+    from hotset.policies.eam import RUNNING
+
+    shape = ModelShape(1, 32, 1)
+    turns = [(request, 0, {request: 1}) for _ in range(3) for request in range(RUNNING)]
+    controller, _ = replayed("eam", requests_of(shape, [*turns, (99, 0, {31: 1}), (99, 0, {31: 1})]), 32)
+    assert np.array(stored_in(controller)).reshape(-1, 32).tolist() == (3 * np.eye(RUNNING, 32)).tolist()
+
+
+def test_what_is_taught_takes_no_turns():
     controller = Controller(SlotPlan(TWO_BY_FOUR, 4), parse("eam"))
-    controller.teach(np.array([[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]]), 64)
+    controller.replay(requests_of(TWO_BY_FOUR, TURNS))
+    controller.teach(np.full((2, 4), 0.25), 64)
+    assert stored_in(controller) == [FIRST, SECOND]
+    controller.replay(requests_of(TWO_BY_FOUR, one_pass(2, 0, 0)))
+    assert stored_in(controller) == [FIRST, SECOND]
+    assert list(running_of(controller)) == [2]
+
+
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_what_is_taught_serves_until_a_request_is_stored(tokens):
+    controller = Controller(SlotPlan(TWO_BY_FOUR, 4), parse("eam"))
+    controller.teach(np.array([[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]]), tokens)
     np.testing.assert_allclose(shares(controller), [[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]])
     controller.replay(requests_of(TWO_BY_FOUR, [(0, 0, {1: 1})]))
     np.testing.assert_allclose(shares(controller)[1], [0, 0, 0.5, 0.5], rtol=1e-6)
@@ -127,6 +264,35 @@ def test_random_requests_against_the_slow_model(spec):
         events = replace(events, request=np.sort(rng.integers(0, 8, 80)).astype(np.int32))
         finished.append(Pair(spec, events, random_budget(rng, shape), scope).compare())
     assert np.mean(finished) > 0.9
+
+
+@pytest.mark.parametrize("spec", ["eam", "eam:capacity=2", "eam:capacity=3,nearest=2"])
+def test_random_turns_against_the_slow_model(spec):
+    rng = np.random.default_rng(5)
+    finished = []
+    for streams, scope in product([1, 2, 3, 4, 4, 5, 8, 20], [Scope.LAYER, Scope.POOL]):
+        shape = random_shape(rng, layers=3)
+        pair = Pair(spec, random_turns(rng, shape, streams, 60 // streams + 1), random_budget(rng, shape), scope)
+        finished.append(pair.compare())
+        if finished[-1]:
+            assert_same_requests(pair.fast, pair.slow.policy)
+    assert np.mean(finished) > 0.8
+
+
+def assert_same_requests(controller, slow):
+    """The same matrices are stored in the same places, and the same requests run."""
+    shape = controller.plan.shape
+
+    def full(matrix):
+        out = np.zeros((len(Phase), shape.layers, shape.experts))
+        for phase, counts in matrix.items():
+            for key, count in counts.items():
+                out[phase, *key] = count
+        return out.tolist()
+
+    state = controller.state
+    assert state.rows[: state.held[0]].tolist() == [full(past) for past in slow.past]
+    assert running_of(controller) == {one.number: full(one.counts) for one in slow.running}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +332,16 @@ def test_the_forecast_is_the_row_of_the_nearest_request_as_chances():
     raw = (np.array([0, 0, 4, 0]) + SMOOTH * state.rates.rate[1]) / (4 + SMOOTH)
     odds = state.line[0] * np.log(raw / (1 - raw)) + state.line[1]
     np.testing.assert_allclose(out, 1 / (1 + np.exp(-odds)), rtol=1e-5)
+
+
+def test_the_forecast_is_of_the_request_whose_turn_it_is():
+    from hotset.forecasts.eam import Eam
+
+    # 2 is like A and 3 like B; the second pass of 2 has nothing in common with either.
+    rows = [*A, *B, (2, 0, {0: 1}), (3, 0, {2: 1}), (2, 1, {1: 1}), (3, 1, {1: 1})]
+    likely = [int(np.argmax(foreseen(Eam(), requests_of(TWO_BY_FOUR, rows[:end]), 0)[0])) for end in (-1, None)]
+    assert likely[0] == 0
+    assert likely[1] in (2, 3)
 
 
 def test_the_forecast_is_calibrated_and_keeps_the_order():

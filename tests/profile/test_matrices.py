@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from profile_samples import SHAPE, full_profile
 from test_hostile_profiles import attempt, bytes_of, file_of, parts, refused
 
+from hotset.cache import Controller, SlotPlan
 from hotset.errors import ProfileError
 from hotset.policies import parse
 from hotset.profile import Profile
@@ -108,8 +109,22 @@ def test_the_running_request_is_collected_and_left_running() -> None:
     assert state.held[0] == 0
 
 
+def test_all_running_requests_are_collected_and_go_on() -> None:
+    cache = Controller(SlotPlan(SHAPE, SHAPE.total_experts), parse("eam"))
+    for turn, request in enumerate((7, 8, 9, 7, 8, 9)):
+        for layer in range(SHAPE.layers):
+            cache.route(layer, np.array([request - 5, 6], np.int32), request=request)
+        assert cache.state.held[0] == 0, turn
+    used = full(collected(cache.state))[:, Phase.DECODE]
+    assert used[:, 0].tolist() == [[0, 0, 2, 0, 0, 0, 2, 0], [0, 0, 0, 2, 0, 0, 2, 0], [0, 0, 0, 0, 2, 0, 2, 0]]
+    assert np.array_equal(used, np.repeat(used[:, :1], SHAPE.layers, axis=1))
+    assert np.array_equal(full(collected(cache.state))[:, Phase.DECODE], used)
+
+
 def test_a_very_large_model_keeps_fewer() -> None:
-    assert parse("eam").start(ModelShape(32, 32767, 8)).rows.shape[0] == 32
+    state = parse("eam").start(ModelShape(32, 32767, 8))
+    assert state.rows.shape[0] == 32
+    assert state.running.nbytes <= 64 << 20
 
 
 def test_union_keeps_all_that_differ_and_no_more_than_fit() -> None:

@@ -15,6 +15,7 @@ import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.cache.plan import Scope  # noqa: E402
 from hotset.forecasts import names, parse  # noqa: E402
+from hotset.forecasts._payoff import ON  # noqa: E402
 from hotset.models.budget import default_ahead, least_slots, plan_slots  # noqa: E402
 from hotset.models.gates import Gates  # noqa: E402
 from hotset.models.sites import find_sites  # noqa: E402
@@ -80,9 +81,12 @@ def test_no_forecast_changes_the_text_or_the_cache_and_its_counts_add_up(prefetc
     assert stats["slots"] == before["slots"] == 128
     for count in ("hits", "misses", "asked", "resident"):
         assert stats[count] == before[count]
-    for phase in ("prefill", "decode"):
-        assert stats[phase] == before[phase]
     found = stats["prefetch"]
+    foreseen = {"prefetch_hits": found["in_time"], "late": found["late"]}
+    assert foreseen.items() <= stats.items()
+    assert before["prefetch_hits"] == before["late"] == 0
+    assert stats["prefill"] == before["prefill"]
+    assert stats["decode"] == before["decode"] | foreseen
     assert found["forecast"] == ("gate" if prefetch == "auto" else prefetch)
     assert found["auto"] == (prefetch == "auto")
     assert found["in_time"] + found["late"] + found["wasted"] + left > 0
@@ -102,7 +106,8 @@ def test_a_batch_is_served_as_without_guesses(prefetch: str) -> None:
     found = []
     for name in ("off", prefetch):
         model = load(name)
-        found.append((greedy(model, 8, ids), model.hotset.stats()["decode"]))
+        text, decode = greedy(model, 8, ids), model.hotset.stats()["decode"]
+        found.append((text, decode | {"prefetch_hits": 0, "late": 0}))
         model.hotset.close()
     assert found[0] == found[1]
 
@@ -291,7 +296,7 @@ def sent_after(
     guesser: ForecastGuesser, layer: int, experts: list[int], number: int, room: int = 16, near: Any = ()
 ) -> list[ExpertKey]:
     """Ask as an engine does: the gates first, then, with what they said, the forecast."""
-    event = event_of(experts, guesser.look(layer, torch.zeros(1, 4)))
+    event = event_of(experts, guesser.look(layer, torch.zeros(1, 4), decode(number)))
     return guesser.after(layer, event, decode(number), room, lambda key: key.expert in near)
 
 
@@ -360,20 +365,35 @@ def test_what_is_unlikely_is_not_sent_for() -> None:
 
 def test_control_passes_go_without() -> None:
     guesser = guesser_of("gate", gate=fixed_gate(list(range(16))))
+    sent = [len(sent_after(guesser, 2, [1], number)) for number in range(1, 6)]
+    assert [count > 0 for count in sent] == [True, False, True, False, True]  # in the trial every other one
+    guesser.payoff.state.stage[0] = ON
     sent = [len(sent_after(guesser, 2, [1], number)) for number in range(14, 19)]
     assert [count > 0 for count in sent] == [True, True, False, True, True]
 
 
-def test_the_gates_are_not_asked_while_guessing_is_switched_off() -> None:
+def test_experts_with_a_slot_are_not_sent_for() -> None:
+    slot_of = np.full((LAYERS, EXPERTS), -1, np.int32)
+    slot_of[1, [10, 12]] = [0, 1]
+    forced = Payoff(LAYERS, auto=False, most=16)
+    guesser = guesser_of("gate", gate=fixed_gate(list(range(10, 26))), payoff=forced, slot_of=slot_of)
+    assert [key.expert for key in sent_after(guesser, 0, [1], 1)] == [11, 13, 14, 15]
+
+
+def test_nothing_is_asked_or_learnt_while_guessing_is_switched_off() -> None:
     asked: list[int] = []
-    guesser = guesser_of("previous", gate=lambda layer, *_: asked.append(layer))
-    guesser.look(3, torch.zeros(1, 4))
-    for number in range(1, 400):
+    guesser = guesser_of("previous", gate=lambda *_: asked.append(1))
+    for number in range(1, 200):
         guesser.note_pass(decode(number), 1e-3 + 1e-4 * (guesser.payoff.most(0, number) > 0))
-        if guesser.payoff.idle:
-            guesser.look(4, torch.zeros(1, 4))
-    assert asked == [3]
-    assert guesser.payoff.as_dict()["switched_off"]
+    assert guesser.payoff.decision == "off"
+    assert "cost 0.100 of 1.000 ms per pass" in guesser.payoff.reason
+    before = [np.copy(part) for part in guesser.state if isinstance(part, np.ndarray)]
+    assert guesser.look(3, torch.zeros(1, 4), decode(201)) is None
+    assert guesser.after(3, event_of([1, 2]), decode(201), 8, lambda _: False) == []
+    assert asked == []
+    after = [part for part in guesser.state if isinstance(part, np.ndarray)]
+    assert len(before) > 0
+    assert all(np.array_equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 def test_several_tokens_vote_and_a_first_place_counts_most() -> None:
@@ -420,7 +440,8 @@ def test_prompts_are_learnt_from() -> None:
 def test_stats_say_what_was_decided() -> None:
     payoff = Payoff(2, most=3)
     payoff.note(1, 1, 2e-3, 0, 1)
-    payoff.note(1, 16, 1e-3, 0, 0)
+    payoff.note(1, 2, 1e-3, 0, 0)
     found = SimpleNamespace(**payoff.as_dict())
+    assert (found.decision, "0 of at least 8 comparisons" in found.reason) == ("trial", True)
     assert (found.auto, found.most, found.layers_switched_off) == (True, [3, 2], [])
     assert (found.stall_ms_with, found.stall_ms_without) == ([0.0, 2.0], [0.0, 1.0])

@@ -3,6 +3,7 @@
 import re
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 from sim_samples import random_trace, replay, trace_of
 
@@ -12,6 +13,7 @@ from hotset.errors import BudgetError, HotsetError
 from hotset.policies import Admit
 from hotset.shape import ModelShape
 from hotset.sim import Link, Sweep, count_jobs, simulate
+from hotset.sim.ahead import follow_replay
 from hotset.trace import Phase
 from hotset.trace.combine import interleave
 
@@ -126,6 +128,44 @@ def test_warm_rows_are_judged_on_requests_not_seen():
     assert row.hits == expected.total(Count.HITS, Phase.DECODE)
     assert row.cold_hit_rate == replay("lfu", judged.events(), 12)[1].counters.hit_rate(Phase.DECODE)
     assert find(rows, policy="lfu", start="cold", phase="decode").cold_hit_rate is None
+
+
+@pytest.mark.parametrize("policy", ["lru", "static", "belady"])
+def test_warm_rows_fetch_ahead_too(policy):
+    # A link that is idle for long: the oracle's guesses come in time, but for those of the first layer after a prompt.
+    trace, link = random_trace(prompt=2), Link(bytes_per_s=1e7, compute_s=30e-3, expert_share=0.0)
+    sweep = Sweep(policies=(policy,), budgets=("12 slots",), link=link)
+    plain = find(rows_of(trace, sweep), policy=policy, start="warm", phase="decode")
+    row = find(rows_of(trace, replace(sweep, prefetch="oracle")), policy=policy, start="warm", phase="decode")
+    assert (row.prefetch, row.ahead_slots, row.wasted) == ("oracle", 2, 0)
+    assert row.in_time + row.late <= row.misses == plain.misses
+    assert row.stall_s_per_token < 0.1 * plain.stall_s_per_token
+    assert row.time_s_per_token - row.stall_s_per_token == pytest.approx(30e-3)
+
+
+def test_warm_forecasts_have_learnt_from_the_fit_requests():
+    trace = random_trace(requests=8)
+    fit, judged = trace.split(0.5, seed=0)
+    link = Link(bytes_per_s=1e6, compute_s=3e-3)
+    sweep = Sweep(policies=("lfu",), budgets=("12 slots",), link=link, prefetch="transition")
+    row = find(rows_of(trace, sweep), policy="lfu", start="warm", phase="decode")
+    controller, _ = replay("lfu", fit.events(), 12)
+    resident = controller.table.slot_of >= 0
+    done = controller.replay(judged.events(), log=True)
+    expected = follow_replay(judged, done, link, "transition", slots=2, auto=False, resident=resident, taught=fit)
+    assert (row.in_time, row.late, row.wasted) == (expected.in_time, expected.late, expected.wasted)
+    assert row.stall_s_per_token == pytest.approx(expected.stall_s / row.tokens)
+
+
+@pytest.mark.parametrize(("guesses", "forecast"), [(False, "best"), (True, "gate")])
+def test_auto_is_the_routers_guesses_where_there_are_any(guesses, forecast):
+    trace = random_trace()
+    if guesses:
+        trace = replace(trace, guesses=np.repeat(trace.experts[:, :, None], 3, axis=2))
+    sweep = Sweep(policies=("lru",), budgets=("12 slots",), link=Link(1e6, 3e-3), prefetch="auto")
+    rows = [row for row in rows_of(trace, sweep) if row.phase == "decode"]
+    assert {row.prefetch for row in rows} == {f"{forecast} (auto)"}
+    assert {row.start for row in rows} == {"cold", "warm"}
 
 
 def test_nothing_is_learnt_from_requests_that_share_no_expert():

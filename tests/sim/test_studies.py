@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from hotset.cache import Controller, SlotPlan
+from hotset.cache.plan import default_ahead
 from hotset.errors import HotsetError
 from hotset.policies import parse
+from hotset.shape import ModelShape
 from hotset.sim import studies
+from hotset.sim.ahead import Journey
 from hotset.sim.forecasting import evaluate
 from hotset.sim.studies import bytes as equal_bytes
 from hotset.sim.studies import capacity, policies, sensitivity, shift, users
-from hotset.sim.studies._runs import LINK, Layout, drive, guess_slots, layout, warmed
+from hotset.sim.studies._runs import LINK, Layout, drive, layout, minus, warmed
 from hotset.sim.studies._traces import EXPERT_BYTES, Mix, mixes
+from hotset.sim.sweep import Sweep
 from hotset.trace import Phase, Trace
 from hotset.trace.combine import concat
 from hotset.trace.synth import SynthConfig, synthesise
@@ -109,7 +113,7 @@ def test_a_mix_is_cut_to_so_many_events_and_needs_two_requests(traces: dict[str,
 def test_the_judged_half_is_what_a_warm_replay_sees(mix: Mix, policy: str) -> None:
     room = layout(mix.fit.shape)
     found = drive(mix, policy, "off", room)
-    events = mix.test.events()
+    events = mix.judged_events()
     done = warmed(mix, policy, room.cached).replay(events)
     times = LINK.times(events, done.misses, Phase.DECODE)
     new = events.phase == Phase.DECODE
@@ -122,7 +126,7 @@ def test_the_judged_half_is_what_a_warm_replay_sees(mix: Mix, policy: str) -> No
 
 def test_capacity_reconciles_with_replay_and_evaluation(mix: Mix) -> None:
     (row,) = capacity.measure(mix, "eam:capacity=3", "eam:capacity=3", 3)
-    done = warmed(mix, "eam:capacity=3", layout(mix.fit.shape).cached).replay(mix.test.events())
+    done = warmed(mix, "eam:capacity=3", layout(mix.fit.shape).cached).replay(mix.judged_events())
     assert row["hit_rate"] == pytest.approx(done.counters.hit_rate(Phase.DECODE))
     assert row["recall"] == evaluate(mix.whole, ["eam:capacity=3"], (1,), 0.5).scores[0].recall
     assert row["held"] == 3
@@ -139,6 +143,9 @@ def test_bytes_are_equal_and_add_up() -> None:
         assert 0 <= row["wasted_bytes"] <= row["guessed_bytes"]
         if row["forecast"] == "demand only":
             assert row["guess_slots"] == row["guessed_bytes"] == row["stall_saved"] == 0
+            continue
+        if row["forecast"] == equal_bytes.MORE:
+            assert row["guess_slots"] == 8
             continue
         off = by[row["link_gb_per_s"], "off", "-"]
         assert row["cached_slots"] == off["cached_slots"]
@@ -249,7 +256,7 @@ def test_knobs_are_sorted_by_what_they_change(traces: dict[str, Trace], mix: Mix
     assert [row["range"] for row in rows] == sorted((row["range"] for row in rows), reverse=True)
     for row in rows:
         assert row["least_stall_ms"] <= row["base_stall_ms"] <= row["most_stall_ms"]
-    base = drive(mix, "decay:half_life=16", "best", layout(mix.fit.shape))
+    base = drive(mix, "decay:half_life=16", "best", layout(mix.fit.shape), auto=False)
     cache = next(row for row in rows if row["knob"] == "cache size")
     assert cache["base_stall_ms"] == pytest.approx(base.stall_ms, rel=1e-4)
     assert {row["knob"] for row in rows} == {knob.name for knob in sensitivity.knobs(mix.test)}
@@ -257,6 +264,27 @@ def test_knobs_are_sorted_by_what_they_change(traces: dict[str, Trace], mix: Mix
 
 def test_slots_for_guesses_come_out_of_the_same_memory(mix: Mix) -> None:
     shape = mix.fit.shape
-    assert layout(shape) == Layout(12, 4)
+    assert layout(shape) == Layout(14, 2)
     assert layout(shape, ahead=0) == Layout(16, 0)
-    assert guess_slots(shape) == 4
+
+
+def test_slots_for_guesses_are_as_many_everywhere() -> None:
+    for top_k, slots in ((1, 1), (2, 2), (4, 4), (8, 4)):
+        shape = ModelShape(8, 64, top_k)
+        assert default_ahead(shape) == Sweep().ahead_slots(shape) == layout(shape).ahead == slots
+    pytest.importorskip("torch")
+    from hotset.models import budget
+
+    assert budget.default_ahead is default_ahead
+
+
+def test_judged_requests_are_none_of_the_first_half(mix: Mix) -> None:
+    first, second = mix.fit.events(), mix.judged_events()
+    assert not set(first.request.tolist()) & set(second.request.tolist())
+    assert mix.whole.events().request.tolist() == [*first.request.tolist(), *second.request.tolist()]
+
+
+def test_the_rest_of_a_journey_ends_as_the_whole() -> None:
+    whole = Journey(5.0, 9.0, 7, 3, 2, 50.0, 40.0, 10.0, 8, 3, switched_off=True)
+    first = Journey(2.0, 4.0, 3, 1, 1, 20.0, 10.0, 5.0, 5, 1, switched_off=True)
+    assert minus(whole, first) == Journey(3.0, 5.0, 4, 2, 1, 30.0, 30.0, 5.0, 3, 3, switched_off=True)

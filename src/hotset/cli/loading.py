@@ -58,9 +58,9 @@ class Loaded:
     tokenizer: Any
     wanted: Wanted
 
-    def trace(self) -> Any:
+    def trace(self, guesses: int = 0) -> Any:
         """Record what is routed inside a block, under the name that a person knows the model by."""
-        return self.model.hotset.trace(meta={"model": self.wanted.name})
+        return self.model.hotset.trace(meta={"model": self.wanted.name}, guesses=guesses)
 
     def stats(self) -> dict[str, Any]:
         """What the cache did since the last reset."""

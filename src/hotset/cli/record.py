@@ -31,6 +31,7 @@ def record(
     model: opt.Model = None,
     new_tokens: Annotated[int, typer.Option(help="The most new tokens of each prompt.", min=1)] = 64,
     batch: Annotated[int, typer.Option(help="Prompts that share forward passes.", min=1)] = 1,
+    guesses: opt.Guesses = 0,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
     memory: opt.Memory = "auto",
     host_memory: opt.HostMemory = "auto",
@@ -61,7 +62,7 @@ def record(
     )
     sampling = Sampling(max_new_tokens=new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:
-        recording = Recording(loaded, sampling)
+        recording = Recording(loaded, sampling, guesses)
         queue = recording.encode(found, chat)
         with progress_bar("recording", len(found)) as advance:
             recording.run(queue, batch, advance)

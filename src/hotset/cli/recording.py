@@ -26,8 +26,8 @@ Queue = list[tuple[list[int], dict[str, str]]]
 class Recording:
     """What was routed for the prompts that are complete."""
 
-    def __init__(self, loaded: Loaded, sampling: Sampling) -> None:
-        self.loaded, self.sampling = loaded, sampling
+    def __init__(self, loaded: Loaded, sampling: Sampling, guesses: int = 0) -> None:
+        self.loaded, self.sampling, self.guesses = loaded, sampling, guesses
         self.labels: list[dict[str, str]] = []
         self.interrupted = False
         self._kept: list[Mask] = []
@@ -50,7 +50,7 @@ class Recording:
         import torch
 
         torch.manual_seed(self.sampling.seed or 0)
-        with self.loaded.trace() as self._recorder, Interrupt(self.loaded.model) as interrupt:
+        with self.loaded.trace(self.guesses) as self._recorder, Interrupt(self.loaded.model) as interrupt:
             for first in range(0, len(queue), batch):
                 some = queue[first : first + batch]
                 if interrupt.asked or not self._answer([ids for ids, _ in some], interrupt):

@@ -38,6 +38,7 @@ def run(
     seed: opt.Seed = None,
     chat: opt.UseTemplate = None,
     trace: opt.TraceOut = None,
+    guesses: opt.Guesses = 0,
     profile: opt.Profile = None,
     learn: opt.Learn = None,
     learn_every: opt.LearnEvery = 5.0,
@@ -61,6 +62,8 @@ def run(
 
     text = read_prompt(prompt, file)
     check_out(trace, force)
+    if guesses and trace is None:
+        raise HotsetError("--guesses are kept in a trace: pass --trace OUT, too")
     check_figure(plot)
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
@@ -70,7 +73,7 @@ def run(
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:
         ids = encode_prompt(loaded, text, chat)
-        answer = _answer(loaded, ids, sampling, (lambda _: None) if as_json else show, trace)
+        answer = _answer(loaded, ids, sampling, (lambda _: None) if as_json else show, trace, guesses)
         if plot is not None:
             loaded.model.hotset.plot(plot, title=wanted.name)
         if as_json:
@@ -83,13 +86,13 @@ def run(
         raise typer.Exit(INTERRUPTED)
 
 
-def _answer(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, trace: Path | None) -> Answer:
+def _answer(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, trace: Path | None, guesses: int) -> Answer:
     """Let the model answer, and keep what it routed if that was asked for."""
     from hotset.cli.generate import generate
 
     if trace is None:
         return generate(loaded, ids, sampling, write)
-    with loaded.trace() as recorder:
+    with loaded.trace(guesses) as recorder:
         answer = generate(loaded, ids, sampling, write)
     if answer.new_ids:
         recorder.save(trace)

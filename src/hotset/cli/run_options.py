@@ -77,6 +77,15 @@ PromptFile = Annotated[
 TraceOut = Annotated[
     Path | None, typer.Option("--trace", metavar="OUT", help="Record the routing to this file.", show_default=False)
 ]
+Guesses = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Record also what the routers of the next N layers make of each layer's input, for hotset forecast.",
+        min=0,
+        max=3,
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 Profile = Annotated[
     str | None,

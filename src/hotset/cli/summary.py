@@ -53,11 +53,18 @@ def summary_line(new_tokens: int, tokens_per_s: float | None, stats: dict[str, A
     hits, traffic = decode_hit_rate(stats), decode_bytes_per_token(stats)
     words = [f"{new_tokens:,} new token{'' if new_tokens == 1 else 's'}{speed}"]
     if hits is not None:
-        words.append(f"hit rate {100 * hits:.1f} %")
+        words.append(f"hit rate {100 * hits:.1f} %{_foreseen(stats)}")
     if traffic is not None:
         words.append(f"{format_size(traffic)} read per token")
     words.append(f"{format_size(stats['resident_bytes'])} of experts in memory")
     return ", ".join([*words, f"{100 * stats['stall_share']:.1f} % of the time stalled"])
+
+
+def _foreseen(stats: dict[str, Any]) -> str:
+    """What guesses added to the hits, if anything."""
+    decode = stats.get("decode", {})
+    came, asked = decode.get("prefetch_hits", 0), decode.get("hits", 0) + decode.get("misses", 0)
+    return f" and {100 * came / asked:.1f} % fetched in time" if came and asked else ""
 
 
 def experts_document(loaded: Loaded) -> dict[str, Any]:
@@ -92,7 +99,8 @@ def learning_lines(stats: dict[str, Any]) -> list[str]:
     if ahead := stats.get("prefetch"):
         came = f"{ahead['in_time']:,} experts came in time, {ahead['late']:,} late, {ahead['wasted']:,} in vain"
         off = len(ahead["layers_switched_off"])
-        lines.append(f"fetched ahead by {ahead['forecast']}: {came}" + (f"; off in {off} layers" if off else ""))
+        why = f"; {ahead['decision']}: {ahead['reason']}" if ahead["auto"] else ""
+        lines.append(f"fetched ahead by {ahead['forecast']}: {came}{why}" + (f"; off in {off} layers" if off else ""))
     if pins := stats.get("pins"):
         lines.append(f"{pins} experts pinned")
     if warm := stats.get("warm_pin"):

@@ -4,10 +4,11 @@ Numba caches machine code on disk under a function's qualified name and does not
 name therefore carries a digest of every source file involved.
 """
 
-# ruff: noqa: F821 - observe and chances are bound per forecast
+# ruff: noqa: F821, SIM110 - observe and chances are bound per forecast; compiled code knows no generators
 from __future__ import annotations
 
 import hashlib
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,11 +23,11 @@ chances: Callable[..., None]
 
 
 class Steps(NamedTuple):
-    """The functions of a forecast as Python calls them, event by event; `ahead` is the other two in one call."""
+    """The functions of a forecast as Python calls them, event by event; `pick` chooses by the chances."""
 
     observe: Callable[..., None]
     chances: Callable[..., None]
-    ahead: Callable[..., None]
+    pick: Callable[..., int]
 
 
 def observe_one(
@@ -44,26 +45,45 @@ def chances_one(
     chances(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
 
 
-def ahead_one(
+def pick_one(
     state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int, guesses: Any,
-    layers: int, out: Any
-) -> None:  # fmt: skip
-    """Learn from one event given by its parts, then fill a row of chances for each of the next layers."""
-    seen = Seen(layer, experts, counts, tokens, phase, request, token, guesses)
-    observe(state, seen)
-    for d in range(len(out)):
-        chances(state, seen, (layer + d + 1) % layers, d + 1, out[d])
+    target: int, distance: int, slot_of: Any, least: float, out: Any, picked: Any
+) -> int:  # fmt: skip
+    """Fill in the likeliest experts of a layer ahead that have no slot, best first; returns how many there are.
+
+    The chances of those picked are left in `out`; at most as many are picked as there are places.
+    """
+    chances(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
+    for place in range(len(picked)):
+        best = -1
+        for expert in range(len(out)):
+            better = out[expert] >= least and (best < 0 or out[expert] > out[best])
+            if better and slot_of[expert] < 0 and not is_among(picked, place, expert):
+                best = expert
+        if best < 0:
+            return place
+        picked[place] = best
+    return len(picked)
+
+
+@compiled
+def is_among(picked: Any, count: int, expert: int) -> bool:
+    """Whether an expert is one of the first few."""
+    for place in range(count):
+        if picked[place] == expert:
+            return True
+    return False
 
 
 _MADE: dict[type[Forecast], Steps] = {}
-_ENTRIES = (observe_one, chances_one, ahead_one)
+_ENTRIES = (observe_one, chances_one, pick_one)
 
 
 def steps_of(forecast: type[Forecast]) -> Steps:
     """The compiled functions of one forecast, made once per process; machine code comes from disk if it is there."""
     if forecast not in _MADE:
-        space = bind(forecast, _ENTRIES, _ENTRIES, globals(), Path(__file__))
-        _MADE[forecast] = Steps(space["observe_one"], space["chances_one"], space["ahead_one"])
+        space = bind(forecast, _ENTRIES, _ENTRIES, globals())
+        _MADE[forecast] = Steps(space["observe_one"], space["chances_one"], space["pick_one"])
     return _MADE[forecast]
 
 
@@ -72,11 +92,10 @@ def bind(
     templates: Sequence[Callable[..., Any]],
     entries: Sequence[Callable[..., Any]],
     names: dict[str, Any],
-    source: Path,
 ) -> dict[str, Any]:
-    """Compile templates of a source file, in the order in which they call each other, for one forecast."""
+    """Compile templates, in the order in which they call each other, for one forecast."""
     space = dict(names) | {"observe": forecast.observe, "chances": forecast.chances}
-    tag = f"{forecast.name}_{_digest(source)}"
+    tag = f"{forecast.name}_{_digest(sources_of(forecast, templates))}"
     for template in templates:
         bound = types.FunctionType(template.__code__, space, template.__name__, template.__defaults__)
         bound.__qualname__ = f"{template.__name__}_{tag}"
@@ -84,8 +103,13 @@ def bind(
     return space
 
 
-def _digest(source: Path) -> str:
-    """A short hash of all source that ends up in the machine code; forecasts call each other, and parts of policies."""
+def sources_of(forecast: type[Forecast], templates: Sequence[Callable[..., Any]]) -> list[Path]:
+    """All source that ends up in the machine code; forecasts call each other, and parts of policies."""
     folders = (Path(__file__).parent, Path(base.__file__).parent)
-    sources = [*(path for folder in folders for path in sorted(folder.glob("*.py"))), source]
+    near = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    own = [Path(template.__code__.co_filename) for template in templates]
+    return list(dict.fromkeys([*near, *own, Path(inspect.getfile(forecast))]))
+
+
+def _digest(sources: Sequence[Path]) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]

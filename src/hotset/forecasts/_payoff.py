@@ -1,4 +1,9 @@
-"""Whether fetching ahead pays: a few tokens go without, and layers where that is no slower go without from then on.
+"""Whether fetching ahead pays: passes with guesses are compared with passes without, and whoever loses goes without.
+
+It begins with a trial: every other decode pass goes without guesses. Only a gain that is shown switches them on; then
+one pass in 16 still goes without, and a loss that is shown switches them off again, for whole passes or for one layer.
+What was switched off is tried again after a pause, which doubles each time. Each pass without guesses is compared with
+those since the last such pass: texts grow and machines slow down, and neighbours share that.
 
 Compiled functions on arrays, so that the simulator and the engine decide alike.
 """
@@ -13,22 +18,28 @@ from hotset.policies.base import compiled, compiled_entry
 
 CONTROL = 16
 """One decode pass in so many goes without guesses, to compare with."""
-FRESH = 0.1  # the weight of the newest measurement
-FEW = 6  # control passes before anything is decided
-PAUSE = 256  # passes that a layer goes without before it is tried again
+FEW, MANY = 8, 32  # comparisons before anything is decided, and after which a trial ends
+FRESH = 1.0 / 16  # the least weight of the newest comparison
+SHOWN, LIKELY = 2.0, 1.0  # standard errors: beyond doubt, and enough at the end of a trial
+PAUSE, LONGEST_PAUSE = 256, 4096  # passes
 FIRST = 4  # guesses per layer to begin with
-SURE = 1.0  # standard errors by which guesses must lose
 WITH, WITHOUT = 0, 1
+TRIAL, ON = 0, 1
 
 
 class PayoffState(NamedTuple):
-    """What is known of each layer, and in a last row of whole passes: guessing itself takes time."""
+    """What is known of each layer's stalls, and in a last row of whole passes: guessing itself takes time."""
 
     most: Any  # int64 [layers + 1], guesses to send at a time
-    stall_s: Any  # float64 [2, layers + 1], with guesses and without: the mean, lately
-    spread: Any  # float64 [2, layers + 1], squared deviations from it, lately
+    mean_s: Any  # float64 [2, layers + 1], with guesses and without, lately
     seen: Any  # int64 [2, layers + 1]
+    since: Any  # float64 [2, layers + 1]: sum and number of measurements with guesses since the last without
+    saved_s: Any  # float64 [layers + 1], what guesses save: the mean of all comparisons, lately
+    spread: Any  # float64 [layers + 1], squared deviations from it
+    compared: Any  # int64 [layers + 1]
     off_until: Any  # int64 [layers + 1], the pass from which guesses are sent again
+    pause: Any  # int64 [layers + 1]
+    stage: Any  # int64 [1]
     options: Any  # int64 [2]: whether to decide at all, the most guesses ever
 
 
@@ -36,20 +47,33 @@ def start_payoff(layers: int, *, auto: bool = True, most: int = 64) -> PayoffSta
     """Nothing is known yet."""
     rows = layers + 1
     return PayoffState(
-        np.full(rows, min(FIRST, most)),
-        np.zeros((2, rows)),
-        np.zeros((2, rows)),
-        np.zeros((2, rows), np.int64),
-        np.zeros(rows, np.int64),
-        np.array([int(auto), most]),
+        most=np.full(rows, min(FIRST, most)),
+        mean_s=np.zeros((2, rows)),
+        seen=np.zeros((2, rows), np.int64),
+        since=np.zeros((2, rows)),
+        saved_s=np.zeros(rows),
+        spread=np.zeros(rows),
+        compared=np.zeros(rows, np.int64),
+        off_until=np.zeros(rows, np.int64),
+        pause=np.full(rows, PAUSE),
+        stage=np.array([TRIAL]),
+        options=np.array([int(auto), most]),
     )
+
+
+@compiled
+def is_off(payoff: PayoffState, layer: int, number: int) -> bool:
+    """Whether a layer, or all of them, is switched off in the pass of this number."""
+    return bool(max(payoff.off_until[layer], payoff.off_until[-1]) > number)
 
 
 @compiled
 def goes_without(payoff: PayoffState, layer: int, number: int) -> bool:
     """Whether nothing is guessed for a layer in the pass of this number."""
-    off = max(payoff.off_until[layer], payoff.off_until[-1])
-    return bool(payoff.options[0] and (number % CONTROL == 0 or off > number))
+    if not payoff.options[0]:
+        return False
+    every = 2 if payoff.stage[0] == TRIAL else CONTROL
+    return bool(number % every == 0 or is_off(payoff, layer, number))
 
 
 @compiled
@@ -59,46 +83,89 @@ def most_guesses(payoff: PayoffState, layer: int, number: int) -> int:
 
 
 @compiled
-def _loses(payoff: PayoffState, layer: int) -> bool:
-    """Whether events stall longer with guesses than without, beyond what chance explains."""
-    if payoff.seen[WITHOUT, layer] < FEW or payoff.seen[WITH, layer] < FEW:
-        return False
-    longer = payoff.stall_s[WITH, layer] - payoff.stall_s[WITHOUT, layer]
-    doubt = 0.0
-    for kind in range(2):
-        doubt += payoff.spread[kind, layer] * max(FRESH, 1.0 / payoff.seen[kind, layer])
-    return bool(longer > 0.0 and longer * longer > SURE * SURE * doubt)
-
-
-@compiled
 def note_event(payoff: PayoffState, layer: int, number: int, stall_s: float, in_time: int, late: int) -> None:
     """Take in how an event went: how long it stalled, and what of its guesses came in time or late."""
-    kind = WITHOUT if goes_without(payoff, layer, number) else WITH
-    payoff.seen[kind, layer] += 1
-    fresh = max(FRESH, 1.0 / payoff.seen[kind, layer])
-    off = stall_s - payoff.stall_s[kind, layer]
-    payoff.stall_s[kind, layer] += fresh * off
-    payoff.spread[kind, layer] = (1.0 - fresh) * (payoff.spread[kind, layer] + fresh * off * off)
     if late > in_time:
         payoff.most[layer] = max(1, payoff.most[layer] - 1)
     elif in_time and not late:
         payoff.most[layer] = min(payoff.options[1], payoff.most[layer] + 1)
-    if payoff.options[0] and payoff.off_until[layer] <= number and _loses(payoff, layer):
-        payoff.off_until[layer] = number + PAUSE
-        for which in range(2):
-            payoff.seen[which, layer] = 0
+    _measure(payoff, layer, number, stall_s)
+    if payoff.options[0] and _evidence(payoff, layer) < -SHOWN:
+        _switch_off(payoff, layer, number)
 
 
 @compiled
 def note_pass(payoff: PayoffState, number: int, seconds: float) -> None:
-    """Take in how long a whole decode pass took."""
-    note_event(payoff, len(payoff.most) - 1, number, seconds, 0, 0)
+    """Take in how long a whole decode pass took, and decide."""
+    last = len(payoff.most) - 1
+    _measure(payoff, last, number, seconds)
+    if not payoff.options[0]:
+        return
+    evidence = _evidence(payoff, last)
+    trial_is_over = payoff.stage[0] == TRIAL and payoff.compared[last] >= MANY
+    if evidence < -SHOWN or (trial_is_over and evidence < LIKELY):
+        _switch_off(payoff, last, number)
+        payoff.stage[0] = TRIAL
+    elif payoff.stage[0] == TRIAL and (evidence > SHOWN or trial_is_over):
+        payoff.stage[0] = ON
+        payoff.pause[last] = PAUSE
+
+
+@compiled
+def _measure(payoff: PayoffState, layer: int, number: int, seconds: float) -> None:
+    """Keep a measurement, and compare it if it was one without guesses; what is switched off teaches nothing."""
+    if is_off(payoff, layer, number):
+        return
+    kind = WITHOUT if goes_without(payoff, layer, number) else WITH
+    payoff.seen[kind, layer] += 1
+    off = seconds - payoff.mean_s[kind, layer]
+    payoff.mean_s[kind, layer] += off * max(FRESH, 1.0 / payoff.seen[kind, layer])
+    if kind == WITH:
+        payoff.since[0, layer] += seconds
+        payoff.since[1, layer] += 1
+    elif payoff.since[1, layer] > 0:
+        _compare(payoff, layer, seconds - payoff.since[0, layer] / payoff.since[1, layer])
+        payoff.since[0, layer] = payoff.since[1, layer] = 0.0
+
+
+@compiled
+def _compare(payoff: PayoffState, layer: int, saved_s: float) -> None:
+    payoff.compared[layer] += 1
+    fresh = max(FRESH, 1.0 / payoff.compared[layer])
+    off = saved_s - payoff.saved_s[layer]
+    payoff.saved_s[layer] += fresh * off
+    payoff.spread[layer] = (1.0 - fresh) * (payoff.spread[layer] + fresh * off * off)
+
+
+@compiled
+def _evidence(payoff: PayoffState, layer: int) -> float:
+    """How many standard errors the saving is away from nothing; nothing is said on few comparisons."""
+    compared = payoff.compared[layer]
+    if compared < FEW:
+        return 0.0
+    error = np.sqrt(payoff.spread[layer] * max(FRESH, 1.0 / compared))
+    return float(payoff.saved_s[layer] / max(error, 1e-12))
+
+
+@compiled
+def _switch_off(payoff: PayoffState, layer: int, number: int) -> None:
+    """Go without for a while; the evidence stays to be looked at, and what comes after begins anew."""
+    payoff.off_until[layer] = number + 1 + payoff.pause[layer]
+    payoff.pause[layer] = min(2 * payoff.pause[layer], LONGEST_PAUSE)
+    payoff.compared[layer] = payoff.seen[WITH, layer] = payoff.seen[WITHOUT, layer] = 0
+    payoff.since[0, layer] = payoff.since[1, layer] = 0.0
 
 
 @compiled_entry
 def note_pass_now(payoff: PayoffState, number: int, seconds: float) -> None:
     """The engine's way to `note_pass`."""
     note_pass(payoff, number, seconds)
+
+
+@compiled_entry
+def goes_without_now(payoff: PayoffState, layer: int, number: int) -> bool:
+    """The engine's way to `goes_without`."""
+    return goes_without(payoff, layer, number)
 
 
 @compiled_entry

@@ -77,7 +77,7 @@ def _raw(state: EamForecastState, phase: int, layer: int, expert: int) -> Any:
 def _learn(state: EamForecastState, seen: Seen) -> None:
     """One step on the log-likelihood of what was used."""
     slope, offset = 0.0, 0.0
-    experts, at = state.requests.running.shape[2], 0
+    experts, at = state.requests.running.shape[3], 0
     for e in range(experts):
         odds = log_odds(_raw(state, 1, seen.layer, e))
         surprise = -1.0 / (1.0 + math.exp(-state.line[0] * odds - state.line[1]))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hotset.cache.plan import Scope, SlotPlan
+from hotset.cache.plan import default_ahead as default_ahead
 from hotset.errors import BudgetError
 from hotset.models.site import Site
 from hotset.runtime.machine import available_memory_bytes
@@ -34,11 +35,6 @@ def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:
 def default_staging(shape: ModelShape, on_gpu: bool) -> int:
     """Slots that experts only pass through: enough to keep the disk busy, or the link while others compute."""
     return max(2, min(shape.top_k, 8 if on_gpu else 4))
-
-
-def default_ahead(shape: ModelShape) -> int:
-    """Slots for guesses: few, since what they take from the cache costs hits (docs/studies.md, bytes)."""
-    return min(shape.top_k, 4)
 
 
 def plan_slots(

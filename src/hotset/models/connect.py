@@ -83,10 +83,11 @@ def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, setti
     """Whoever says what to fetch ahead: the forecast named, or the next layers' gates where that pays."""
     gates = Gates.of(model, sites)
     named = settings.prefetch != AUTO
-    forecast = parse_forecast(settings.prefetch if named else "gate" if gates is not None else "transition")
+    forecast = parse_forecast(settings.prefetch if named else "gate" if gates is not None else "best")
     shape, most = engine.shape, engine.controller.plan.ahead
     payoff = Payoff(shape.layers, auto=not named, most=most)
-    return ForecastGuesser(forecast, shape, gate=None if gates is None else gates.guess, payoff=payoff)
+    gate, slot_of = None if gates is None else gates.guess, engine.controller.table.slot_of
+    return ForecastGuesser(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)
 
 
 def slot_kernel(device: torch.device) -> Any:

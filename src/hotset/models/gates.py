@@ -2,81 +2,237 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from hotset.models.site import Site
 
+Tensor = torch.Tensor
+
 _CORRECTIONS = ("e_score_correction_bias", "expert_bias", "correction_bias")
 """What families that choose by corrected scores add to them; it is not part of the weight of an expert."""
 
 
-class Gates:
-    """All routers of a model as plain matrices."""
+def _softmax(logits: Tensor) -> Tensor:
+    return logits.softmax(dim=-1)
 
-    def __init__(
-        self,
-        matrices: Sequence[torch.Tensor],
-        biases: Sequence[torch.Tensor | None],
-        offsets: Sequence[torch.Tensor | None] = (),
-    ) -> None:
-        self.matrices, self.biases = list(matrices), list(biases)
-        self.offsets = list(offsets) or [None] * len(self.matrices)
+
+def _root_softplus(logits: Tensor) -> Tensor:
+    return torch.nn.functional.softplus(logits).sqrt()
+
+
+_SCORES = (None, torch.sigmoid, _softmax, _root_softplus)
+"""What routers make of their logits, cheapest first; it only matters to what is added or summed afterwards."""
+
+
+class Choice(NamedTuple):
+    """How a router gets from its logits to its experts: their scores, and the groups outside of which it chooses none.
+
+    A group is worth the sum of its `counted` best; those in the `kept` best groups can be chosen.
+    """
+
+    score: Callable[[Tensor], Tensor] | None = None
+    groups: int = 1
+    kept: int = 1
+    counted: int = 1
+
+    def best(self, logits: Tensor, correction: Tensor | None, experts: int, width: int) -> Tensor:
+        """The numbers of the experts that come first, best first; rows past them count in the scores only."""
+        scores = logits if self.score is None else self.score(logits)
+        if scores.shape[-1] > experts:
+            scores = scores[:, :experts]
+        if correction is not None:
+            scores = scores + correction
+        if self.groups > self.kept:
+            scores = self._limited(scores)
+        return scores.topk(width, dim=-1).indices
+
+    def _limited(self, scores: Tensor) -> Tensor:
+        grouped = scores.view(len(scores), self.groups, -1)
+        worth = grouped.topk(self.counted, dim=-1).values.sum(dim=-1)
+        last = worth.topk(self.kept, dim=-1).values[:, -1:]
+        return grouped.masked_fill((worth < last).unsqueeze(-1), float("-inf")).view(scores.shape)
+
+
+class Router(NamedTuple):
+    """One router as a matrix, and how it chooses."""
+
+    matrix: Tensor
+    experts: int  # some have rows for more, which are not loaded
+    offset: Tensor | None = None  # added to what the matrix gives
+    correction: Tensor | None = None  # added to the scores that decide
+    choice: Choice = Choice()
+
+    def best(self, hidden: Tensor, width: int) -> Tensor:
+        """Whom it puts first for each token, best first."""
+        if hidden.dtype is not self.matrix.dtype:
+            hidden = hidden.to(self.matrix.dtype)
+        logits = torch.nn.functional.linear(hidden, self.matrix, self.offset)
+        return self.choice.best(logits, self.correction, self.experts, width)
+
+
+class Gates:
+    """All routers of a model; None for a layer whose router cannot be told from what the experts are given.
+
+    Given a layer's own input they choose as the model does, except that logits are computed in the type of the matrix,
+    where many routers take float32: of near ties the other may win.
+    """
+
+    def __init__(self, routers: Sequence[Router | None], scales: Sequence[Tensor | None] = ()) -> None:
+        self.routers = list(routers)
+        self.scales = list(scales) or [None] * len(self.routers)  # from what experts are given to what routers take
+        self._most = min((router.experts for router in self.routers if router is not None), default=0)
 
     @classmethod
     def of(cls, model: Any, sites: Sequence[Site]) -> Gates | None:
-        """The routers of a model; None if one of them is not a matrix with a row for each expert."""
-        found = [_router(model, site) for site in sites]
-        matrices = [router.matrix for router in found if router.matrix is not None]
-        if len(matrices) < len(sites) or not all(map(_sees_the_same, matrices, sites)):
-            return None
-        return cls(matrices, [router.correction for router in found], [router.offset for router in found])
+        """The routers of a model; None if none of them is a matrix for what the experts are given."""
+        asked: dict[type, Choice] = {}
+        routers = [_router(model, site, asked) for site in sites]
+        alike = len({_width(site) for site in sites}) == 1
+        return cls(routers, [_scale(model, site) for site in sites]) if alike and any(routers) else None
 
-    @torch.no_grad()
-    def guess(self, layer: int, hidden: torch.Tensor, distances: int, width: int) -> torch.Tensor:
+    def guess(self, layer: int, hidden: Tensor, distances: int, width: int) -> Tensor:
         """What the routers of the next layers make of this layer's input: [tokens, distances, width], best first.
 
-        The numbers stay on the device; past the last layer they are -1.
+        The numbers stay on the device; where there is no router to ask they are -1. It runs at every layer of every
+        token, so no operation is here that is not needed: each costs the host more than the device.
         """
-        width = min(width, *(len(matrix) for matrix in self.matrices))
-        nothing = hidden.new_full((len(hidden), width), -1, dtype=torch.long)
-        targets = range(layer + 1, layer + distances + 1)
-        said = [self._best(target, hidden, width) if target < len(self.matrices) else nothing for target in targets]
-        return torch.stack(said, dim=1)
-
-    def _best(self, layer: int, hidden: torch.Tensor, width: int) -> torch.Tensor:
-        matrix, bias = self.matrices[layer], self.biases[layer]
-        scores = torch.nn.functional.linear(hidden.to(matrix.dtype), matrix, self.offsets[layer])
-        if bias is not None:
-            scores = scores.sigmoid() + bias
-        return scores.topk(width, dim=-1).indices
-
-
-def _sees_the_same(matrix: torch.Tensor, site: Site) -> bool:
-    """Whether a router takes what the experts take: some families project their input in between."""
-    return any(matrix.shape[1] in part.shape for part in site.parts if len(part.shape) > 1)
+        width = min(width, self._most)
+        ahead = self.routers[layer + 1 : layer + 1 + distances]
+        if not any(ahead):
+            return _nothing(len(hidden), distances, width, hidden.device)
+        scale = self.scales[layer]
+        if scale is not None:
+            hidden = hidden * scale
+        if distances == 1 and ahead[0] is not None:
+            return ahead[0].best(hidden, width).unsqueeze(1)
+        none = _nothing(len(hidden), 1, width, hidden.device)[:, 0]
+        said = [none if router is None else router.best(hidden, width) for router in ahead]
+        return torch.stack(said + [none] * (distances - len(said)), dim=1)
 
 
-class _Router(NamedTuple):
-    matrix: torch.Tensor | None = None
-    offset: torch.Tensor | None = None  # added to what the matrix gives
-    correction: torch.Tensor | None = None  # added to the scores that decide
+@lru_cache(maxsize=64)
+def _nothing(tokens: int, distances: int, width: int, device: torch.device) -> Tensor:
+    """No guesses, made once and then shared: nobody writes to them."""
+    return torch.full((tokens, distances, width), -1, device=device)
 
 
-def _router(model: Any, site: Site) -> _Router:
-    """What a layer's router is made of, as far as it lies beside the experts."""
-    prefix = site.name.rpartition(".")[0]
-    parent, experts, found = model.get_submodule(prefix), set(site.parameters()), _Router()
-    for name, tensor in [*parent.named_parameters(), *parent.named_buffers()]:
-        last = name.rpartition(".")[2]
-        if (f"{prefix}.{name}" if prefix else name) in experts or tensor.is_meta:
-            continue
-        if tensor.dim() == 2 and tensor.shape[0] == site.experts and found.matrix is None:
-            found = found._replace(matrix=tensor.detach())
-        elif tensor.numel() == site.experts and last in _CORRECTIONS:
-            found = found._replace(correction=tensor.detach().reshape(-1))
-        elif tensor.shape == (site.experts,) and last == "bias":
-            found = found._replace(offset=tensor.detach())
-    return found
+def _router(model: Any, site: Site, asked: dict[type, Choice]) -> Router | None:
+    """The router of a layer; None if it is more than a matrix, or if experts take a projection of what it takes."""
+    parent = _parent(model, site)
+    module = _module_of(parent, site)
+    matrix = None if module is None or _has_table(module) else _matrix(module, site)
+    if matrix is None:
+        return None
+    own, beside = _named(module), _named(parent, recurse=False)
+    corrections = [tensor.reshape(-1) for name, tensor in (beside | own).items() if name in _CORRECTIONS]
+    correction = next((each[: site.experts] for each in corrections if len(each) >= site.experts), None)
+    bias = own.get("bias")
+    offset = None if bias is None or bias.shape != matrix.shape[:1] else bias.to(matrix.dtype)
+    found = Router(matrix, site.experts, offset, correction)
+    return found._replace(choice=_choice(module, found, site.top_k, asked))
+
+
+def _parent(model: Any, site: Site) -> Any:
+    return model.get_submodule(site.name.rpartition(".")[0])
+
+
+def _module_of(parent: Any, site: Site) -> Any:
+    """The module that routes: in the one taken over, or beside the experts."""
+    held = [getattr(holder, name, None) for holder in (site.module, parent) for name in ("router", "gate")]
+    return next((module for module in held if isinstance(module, torch.nn.Module)), None)
+
+
+def _has_table(module: Any) -> bool:
+    """Whether a router looks up experts by token, as in the first layers of DeepSeek V4."""
+    return any(not buffer.is_floating_point() for buffer in module.buffers())
+
+
+def _matrix(module: Any, site: Site) -> Tensor | None:
+    """The one matrix of a router; a scale of its input becomes part of it."""
+    named = [(name.rpartition(".")[2], tensor) for name, tensor in module.named_parameters()]
+    matrices = [tensor.detach() for name, tensor in named if tensor.dim() == 2 and name not in _CORRECTIONS]
+    if len(matrices) != 1 or matrices[0].is_meta or matrices[0].element_size() == 1:
+        return None
+    matrix: Tensor = matrices[0]
+    if matrix.shape[1] != _width(site) or len(matrix) < site.experts:
+        return None
+    scale = _named(module).get("scale")
+    return matrix if scale is None else matrix.mul(scale)
+
+
+def _named(module: Any, *, recurse: bool = True) -> dict[str, Tensor]:
+    """Parameters and buffers that are there, by the last part of their names."""
+    tensors = [*module.named_parameters(recurse=recurse), *module.named_buffers(recurse=recurse)]
+    return {name.rpartition(".")[2]: tensor.detach() for name, tensor in tensors if not tensor.is_meta}
+
+
+def _width(site: Site) -> int:
+    """The size of what the experts are given."""
+    up = next(part for part in site.parts if part.name == site.math.up)
+    return up.shape[0 if site.math.up_transposed else -1]
+
+
+def _scale(model: Any, site: Site) -> Tensor | None:
+    """What turns the experts' input into the router's, where each has its own norm of the same state (Gemma 4)."""
+    norm = getattr(_parent(model, site), "pre_feedforward_layernorm_2", None)
+    if norm is None or norm.weight.is_meta:
+        return None
+    weight: Tensor = norm.weight.detach()
+    return weight.reciprocal().nan_to_num(posinf=0.0, neginf=0.0)  # what was times zero stays unknown
+
+
+def _choice(module: Any, router: Router, top_k: int, asked: dict[type, Choice]) -> Choice:
+    """How a router chooses; each class is asked once, where it makes a difference."""
+    kind, groups = type(module), _groups(module, router.experts)
+    if kind in asked:
+        return asked[kind]
+    if not groups and (router.correction is None or not router.correction.any()):
+        return Choice()
+    options = [Choice(score, *limit) for limit in [(1, 1, 1), *groups] for score in _SCORES]
+    asked[kind] = _ask(module, router, top_k, options) or Choice(torch.sigmoid)  # as most families have it
+    return asked[kind]
+
+
+def _groups(module: Any, experts: int) -> list[tuple[int, int, int]]:
+    """The limits to groups that a router may have: how many there are, how many are kept, how many count in one."""
+    groups, kept = getattr(module, "num_group", None) or 1, getattr(module, "topk_group", None) or 1
+    fit = groups > kept and experts % groups == 0 and experts > groups
+    return [(groups, kept, 2), (groups, kept, 1)] if fit else []
+
+
+@torch.no_grad()
+def _ask(module: Any, router: Router, top_k: int, options: Sequence[Choice]) -> Choice | None:
+    """The option that chooses most like the router itself; None if it cannot be asked."""
+    rows = _rows(router.matrix)
+    right = _chosen(module, rows, router.correction, top_k)
+    if right is None:
+        return None
+    logits = torch.nn.functional.linear(rows, router.matrix, router.offset)
+
+    def alike(option: Choice) -> int:
+        said = option.best(logits, router.correction, router.experts, top_k)
+        return int((said.unsqueeze(-1) == right.unsqueeze(-2)).sum())
+
+    return max(options, key=alike)
+
+
+def _rows(matrix: Tensor, count: int = 32) -> Tensor:
+    """Random inputs from small to large, so that no score is everywhere flat; they leave torch's own generator be."""
+    random = torch.Generator().manual_seed(0)
+    rows = torch.randn(count, matrix.shape[1], generator=random) * torch.logspace(-1, 1, count).unsqueeze(1)
+    return rows.to(matrix)
+
+
+def _chosen(module: Any, rows: Tensor, correction: Tensor | None, top_k: int) -> Tensor | None:
+    """What the router itself chooses for these rows; families differ in how theirs is called."""
+    more = () if correction is None or any(name in _CORRECTIONS for name in _named(module)) else (correction,)
+    try:
+        out = module.forward(rows, *more)  # not the call: whoever hooks into that counts passes of the model
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return None
+    numbers = [one for one in (out if isinstance(out, tuple) else ()) if one.dtype == torch.long]
+    return numbers[0].view(len(rows), top_k) if [one.numel() for one in numbers] == [len(rows) * top_k] else None

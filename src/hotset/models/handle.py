@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hotset.cache.counters import Count, Counters
 from hotset.errors import HotsetError
+from hotset.forecasts import MAX_DISTANCE
 from hotset.models.fingerprint import fingerprint_of
+from hotset.models.gates import Gates
 from hotset.models.insight import Insight
 from hotset.models.keeping import Keeper
 from hotset.models.learning import hottest_share
 from hotset.models.passes import PassWatcher
-from hotset.models.recording import Recording
+from hotset.models.recording import Gate, Recording
 from hotset.models.shell import Shell
 from hotset.models.site import Site
 from hotset.models.tap import Tap
@@ -24,6 +28,14 @@ from hotset.runtime.caching import CachingEngine
 from hotset.runtime.engine import Engine
 from hotset.shape import ExpertKey, format_size
 from hotset.trace import Phase
+
+
+def _gates_of(model: weakref.ref[Any], sites: list[Site]) -> Gates | None:
+    """The routers of a model that nobody but its owner keeps alive."""
+    return Gates.of(model(), sites)
+
+
+_NOTHING_FORESEEN = {"prefetch_hits": 0, "late": 0}
 
 
 class Handle(Insight):
@@ -38,6 +50,7 @@ class Handle(Insight):
         self.tap = Tap()
         self.profile: Profile | None = None
         self.fingerprint = fingerprint_of(model, sites)
+        self.find_gates: Callable[[], Gates | None] = partial(_gates_of, weakref.ref(model), sites)
         self._undo: list[Callable[[], Any]] = []
         self._before = engine.controller.counters()
         self._keepers: dict[Path, Keeper] = {}
@@ -56,7 +69,11 @@ class Handle(Insight):
         self._undo.append(undo)
 
     def stats(self) -> dict[str, Any]:
-        """What happened since the last reset: hits, bytes and time; hits and misses add up to the experts asked for."""
+        """What happened since the last reset: hits, bytes and time; hits and misses add up to the experts asked for.
+
+        Hits and misses are the cache's own, as a replay gives them. `prefetch_hits` are misses that nobody waited for,
+        since a guess had fetched them in time; `late` are those that were still on their way.
+        """
         engine, clock = self.engine, self.engine.clock
         engine.settle()
         with engine.quiet():
@@ -80,6 +97,7 @@ class Handle(Insight):
             "asked": counters.total(Count.HITS) + counters.total(Count.MISSES),
             "hits": counters.total(Count.HITS),
             "misses": counters.total(Count.MISSES),
+            **self._foreseen(),
             "hit_rate": self._rate(counters),
             "prefill": self._phase(counters, Phase.PREFILL),
             "decode": self._phase(counters, Phase.DECODE),
@@ -146,7 +164,12 @@ class Handle(Insight):
 
     def _phase(self, counters: Counters, phase: Phase) -> dict[str, Any]:
         rate = {"hit_rate": self._rate(counters, phase), "pass_tokens": self.engine.clock.tokens[phase]}
-        return counters.as_dict(phase) | rate
+        return counters.as_dict(phase) | rate | (self._foreseen() if phase is Phase.DECODE else {})
+
+    def _foreseen(self) -> dict[str, int]:
+        """Misses that a guess had fetched, in decode: in prompts nothing is guessed."""
+        ahead = self.engine.ahead if isinstance(self.engine, CachingEngine) else None
+        return {"prefetch_hits": ahead.counts.in_time, "late": ahead.counts.late} if ahead else _NOTHING_FORESEEN
 
     def _rate(self, counters: Counters, phase: Phase | None = None) -> float:
         """The share of hits; where everything is resident that is all, counted or not."""
@@ -161,14 +184,27 @@ class Handle(Insight):
             self.engine.reset_clock()
             self._reset_learning()
 
-    def trace(self, path: str | Path | None = None, *, meta: dict[str, str] | None = None) -> Recording:
+    def trace(
+        self, path: str | Path | None = None, *, meta: dict[str, str] | None = None, guesses: int = 0
+    ) -> Recording:
         """Record what follows, until the `with` block ends, `stop()` is called or the model is closed.
 
-        The trace is written to the path then, whole or not at all; without a path, `finish()` returns it.
+        The trace is written to the path then, whole or not at all; without a path, `finish()` returns it. With
+        `guesses` it also holds what the routers of the next so many layers make of each layer's input.
         """
         mark = {"architecture": self.fingerprint.architecture, "digest": self.fingerprint.digest}
         about = {"model": Path(self.model_name).name, "source": "hotset"} | mark | (meta or {})
-        return Recording(self.engine, None if path is None else Path(path), about, self.tap)
+        return Recording(
+            self.engine, None if path is None else Path(path), about, self.tap, self._gate(guesses) if guesses else None
+        )
+
+    def _gate(self, distances: int) -> Gate:
+        if not 1 <= distances <= MAX_DISTANCE:
+            raise HotsetError(f"guesses reach 1 to {MAX_DISTANCE} layers ahead, not {distances}")
+        gates = self.find_gates()
+        if gates is None:
+            raise HotsetError("this model's routers are not plain matrices, so no guesses of theirs can be recorded")
+        return partial(gates.guess, distances=distances, width=2 * self.engine.shape.top_k)
 
     def close(self) -> None:
         """Stop the threads and free the slots; the model can no longer run."""

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+from torch import Tensor
 
 from hotset.errors import HotsetError
 from hotset.models.tap import Tap
 from hotset.runtime.engine import Engine
 from hotset.trace.recorder import Recorder
 
+Gate = Callable[[int, Tensor], Tensor]
+"""What the routers of the layers ahead make of a layer's input."""
+
 
 class Recording(Recorder):
     """Gathers what an engine routes until it is stopped."""
 
-    def __init__(self, engine: Engine, path: Path | None, meta: dict[str, str], tap: Tap) -> None:
+    def __init__(
+        self, engine: Engine, path: Path | None, meta: dict[str, str], tap: Tap, gate: Gate | None = None
+    ) -> None:
         if engine.recorder is not None:
             raise HotsetError("this model is being recorded already: end that recording first")
         super().__init__(engine.shape, meta)
         self._engine, self._path = engine, path
-        engine.recorder = self
+        engine.recorder, engine.gate = self, gate
         self._untap = tap.hold()
 
     def stop(self) -> None:
         """End the recording, and write it if it was given a path and anything ran; more than once does no harm."""
         if self._engine.recorder is not self:
             return
-        self._engine.recorder = None
+        self._engine.recorder = self._engine.gate = None
         self._untap()
         if self._path is not None and self.blocks:
             self.save(self._path)

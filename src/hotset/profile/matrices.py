@@ -100,10 +100,10 @@ class Collection:
 
     def add(self, matrix: npt.NDArray[Any]) -> None:
         """Store a request; when all places are taken, that of the request most like it."""
-        from hotset.policies.eam import end_request
+        from hotset.policies.eam import end_requests
 
         self._run(matrix)
-        end_request(self.state, True)
+        end_requests(self.state, True)
 
     def match(self, matrix: npt.NDArray[Any], phase: Phase = Phase.DECODE, nearest: int = 1) -> list[tuple[int, float]]:
         """The stored requests most like the beginning of one, with their cosines over the rows that it has."""
@@ -132,36 +132,36 @@ class Collection:
         find_nearest(self.state, int(phase))
 
     def _run(self, matrix: npt.NDArray[Any]) -> None:
-        from hotset.policies.eam import end_request
+        from hotset.policies.eam import end_requests
 
         wanted = (len(Phase), self.shape.layers, self.shape.experts)
         if matrix.shape != wanted or not (np.isfinite(matrix) & (matrix >= 0)).all():
             raise ProfileError(f"a matrix must be counts of shape {wanted}")
-        end_request(self.state, False)
+        end_requests(self.state, False)
         _run(self.state, matrix)
 
     def _cosine(self, place: int, phase: Phase) -> float:
-        state = self.state
-        size = state.known[phase, place] * state.running_square[phase]
-        return float(state.dots[phase, place] / np.sqrt(size)) if size > 0 else 0.0
+        state, run = self.state, self.state.clock[1]
+        size = state.known[phase, run, place] * state.running_square[phase, run]
+        return float(state.dots[phase, run, place] / np.sqrt(size)) if size > 0 else 0.0
 
 
 def collected(state: EamState) -> Matrices:
-    """What a policy or forecast has stored, the running request included; its state is left alone."""
-    from hotset.policies.eam import end_request
+    """What a policy or forecast has stored, the running requests included; its state is left alone."""
+    from hotset.policies.eam import end_requests
 
     copy = type(state)(*(array.copy() for array in state))
-    end_request(copy, True)
+    end_requests(copy, True)
     return Matrices.of(copy.rows[: int(copy.held[0])])
 
 
 def recall(state: EamState, matrices: Matrices) -> None:
     """Let a policy or forecast begin with stored requests; the first make way if they are too many."""
-    from hotset.policies.eam import end_request
+    from hotset.policies.eam import end_requests
 
     for matrix in matrices.each(state.rows.shape[-1]):
         _run(state, matrix)
-        end_request(state, True)
+        end_requests(state, True)
 
 
 def union(shape: ModelShape, parts: Sequence[Matrices | None], capacity: int = CAPACITY) -> Matrices | None:

@@ -7,7 +7,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.cache.landing import Landing
 from hotset.errors import BudgetError, HotsetError
-from hotset.runtime.ahead import AheadCounts, AheadSlots
+from hotset.runtime.ahead import AheadSlots
 from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
@@ -65,7 +64,7 @@ class CachingEngine(Engine):
             event = LiveEvent(hidden, index, weights, self._experts[layer], self._ask_device(layer, hidden))
             if len(event.experts):
                 self._serve(layer, event)
-            self.record(layer, index, weights)
+            self.record(layer, hidden, index, weights)
             total = event.total()
             self.clock.experts_s += time.perf_counter() - began
             return total
@@ -73,7 +72,7 @@ class CachingEngine(Engine):
     def _serve(self, layer: int, event: LiveEvent) -> None:
         self._broken = True  # an interrupt may come anywhere: from here on the slots are in order only if we say so
         run, stalled_s = self.current, self.clock.stall_s
-        guessed = None if self.ahead is None else replace(self.ahead.counts)
+        guessed = None if self.ahead is None else (self.ahead.counts.in_time, self.ahead.counts.late)
         missing = self.controller.route(layer, event.experts, event.counts, event.tokens, run.phase, run.first_request)
         loads = self.controller.table.loads[:missing].copy()
         try:
@@ -111,7 +110,7 @@ class CachingEngine(Engine):
     def _ask_device(self, layer: int, hidden: Tensor) -> Tensor | None:
         """What whoever guesses wants to know of a layer's input, in decode."""
         decoding = self.guesser is not None and self.current.phase == Phase.DECODE
-        return self.guesser.look(layer, hidden) if decoding and self.guesser is not None else None
+        return self.guesser.look(layer, hidden, self.current) if decoding and self.guesser is not None else None
 
     def look_ahead(self, layer: int, event: LiveEvent) -> None:
         """Send for what the next layers will probably ask for, once all that this one needs is on its way."""
@@ -120,14 +119,16 @@ class CachingEngine(Engine):
         if self.current.phase != Phase.DECODE:
             self.guesser.observe(layer, event, self.current)
             return
-        self.ahead.send(self.guesser.after(layer, event, self.current, self.ahead.room, self._is_near))
+        keys = self.guesser.after(layer, event, self.current, self.ahead.room, self._is_near)
+        if keys:
+            self.ahead.send(keys)
 
-    def _note_payoff(self, layer: int, stall_s: float, before: AheadCounts) -> None:
+    def _note_payoff(self, layer: int, stall_s: float, before: tuple[int, int]) -> None:
         """Tell whoever guesses how this event went."""
         if self.guesser is None or self.ahead is None or self.current.phase != Phase.DECODE:
             return
         now = self.ahead.counts
-        self.guesser.note(layer, self.current, stall_s, now.in_time - before.in_time, now.late - before.late)
+        self.guesser.note(layer, self.current, stall_s, now.in_time - before[0], now.late - before[1])
 
     def _is_near(self, key: ExpertKey) -> bool:
         """Whether an expert need not be guessed: it is here, or on its way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,13 +157,15 @@ class DeviceEngine(CachingEngine):
             if guess is None:
                 continue
             self.clock.loaded_bytes += guess.size_bytes
-            self.streams.arithmetic_waits_for(guess.flight.landed)
             self._arrived[1].add(expert)
             if slot < 0:
                 self._passing[expert] = guess
             else:
                 row, self._row_of[slot] = int(self._row_of[slot]), guess.row
                 self.ahead.give(row)
+        for flight in {guess.flight for guess in claimed.values()}:
+            if not flight.settled:
+                self.streams.arithmetic_waits_for(flight.landed)
         return order[[expert not in claimed for expert in order[:, 0].tolist()]] if claimed else order
 
     def _give_back(self) -> None:
@@ -245,11 +247,9 @@ class DeviceEngine(CachingEngine):
             self._arrived[1].add(expert)
             began = time.perf_counter()
 
-    def copy_ahead(self, row: int, source: int, used_bytes: int) -> Any:
-        """Copy a slot of the RAM tier to a row, beside everything else; returns what marks its end."""
-        with self.streams.guessing():
-            self._rows[row, :used_bytes].copy_(self._host_rows[source, :used_bytes], non_blocking=True)
-        return self.streams.mark_guesses()
+    def copy_ahead(self, row: int, source: int, used_bytes: int) -> None:
+        """Copy a slot of the RAM tier to a row, on the stream of whoever calls."""
+        self._rows[row, :used_bytes].copy_(self._host_rows[source, :used_bytes], non_blocking=True)
 
     def fetch(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""
@@ -334,10 +334,10 @@ class DeviceEngine(CachingEngine):
 
 
 class Copy:
-    """A copy from host memory: under way at once, and not to be called off."""
+    """Copies from host memory that departed together: under way at once, and not to be called off."""
 
-    def __init__(self, landed: Any) -> None:
-        self.landed = landed
+    def __init__(self) -> None:
+        self.landed: Any = None
         self.cancelled = False
 
     @property
@@ -357,6 +357,16 @@ class AheadOfHost(AheadSlots[Copy]):
     def __init__(self, rows: Sequence[int], engine: DeviceEngine) -> None:
         super().__init__(rows)
         self._engine = weakref.proxy(engine)
+        self._departing = Copy()
+
+    def send(self, keys: Iterable[ExpertKey]) -> int:
+        """Copy experts, in this order, as far as there are rows, with one mark for all: marks cost the host time."""
+        self._departing = Copy()
+        with self._engine.streams.guessing():
+            sent = super().send(keys)
+        if sent:
+            self._departing.landed = self._engine.streams.mark_guesses()
+        return sent
 
     def depart(self, key: ExpertKey, row: int) -> Guess[Copy] | None:
         """Copy an expert, if the RAM tier has it."""
@@ -365,7 +375,8 @@ class AheadOfHost(AheadSlots[Copy]):
         if source < 0:
             return None
         used = engine.catalog.layers[key.layer].layout.used_bytes
-        return Guess(key, row, Copy(engine.copy_ahead(row, source, used)), used)
+        engine.copy_ahead(row, source, used)
+        return Guess(key, row, self._departing, used)
 
 
 class Streams:

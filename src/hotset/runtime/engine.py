@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,7 @@ class Engine(ABC):
         self.clock = Clock()
         self._earlier_bytes = 0
         self.recorder: Recorder | None = None
+        self.gate: Callable[[int, Tensor], Tensor] | None = None  # what a recording keeps of the routers ahead
         self.supervisor: Supervisor | None = None
         self.wants_tokens = False  # whether passes should say which tokens they compute
         self.current = Pass(0, 1, 1, Phase.PREFILL, 0)
@@ -78,8 +80,8 @@ class Engine(ABC):
         if self.supervisor is not None:
             self.supervisor.after_pass()
 
-    def record(self, layer: int, index: Tensor, weights: Tensor) -> None:
-        """Note what one layer routed, if anybody wants to know."""
+    def record(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> None:
+        """Note what one layer routed, if anybody wants to know, and what the routers ahead make of its input."""
         run, recorder = self.current, self.recorder
         if recorder is None:
             return
@@ -87,7 +89,8 @@ class Engine(ABC):
         if len(request) != len(index):
             request = np.full(len(index), run.first_request)
         chosen, mass = index.cpu().numpy(), weights.detach().to(torch.float16).cpu().numpy()
-        recorder.note(run.number, layer, chosen, mass, request.astype(np.int32), run.phase, run.token_ids)
+        said = None if self.gate is None else self.gate(layer, hidden).cpu().numpy()
+        recorder.note(run.number, layer, chosen, mass, request.astype(np.int32), run.phase, run.token_ids, said)
 
     @abstractmethod
     def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:

@@ -34,16 +34,21 @@ class ForecastGuesser:
         gate: Gate | None = None,
         distances: int = 1,
         payoff: Payoff | None = None,
+        slot_of: npt.NDArray[Any] | None = None,
     ) -> None:
         self.forecast, self.shape, self.gate, self.distances = forecast, shape, gate, distances
         self.payoff = payoff or Payoff(shape.layers)
         self.state = forecast.start(shape)
         self._steps = steps_of(type(forecast))
+        self._slot_of = np.full((shape.layers, shape.experts), -1, np.int32) if slot_of is None else slot_of
         self._chances = np.zeros(shape.experts)
+        self._picked = np.zeros(min(2 * shape.top_k, shape.experts), np.int64)
         self._none = np.full((1, 1), -1, np.int16)
 
     def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
         """The likeliest experts of the next layers that are not near, best first, as far as sending for them pays."""
+        if self.payoff.is_off(run.number):
+            return []  # not even learning is free
         seen = self._seen(layer, event, run)
         self._steps.observe(self.state, *seen)
         wanted: list[tuple[float, ExpertKey]] = []
@@ -52,12 +57,13 @@ class ForecastGuesser:
             most = min(room, self.payoff.most(target, run.number + (layer + distance) // self.shape.layers))
             if most:
                 wanted += self._likeliest(seen, target, distance, most, is_near)
-        wanted.sort(key=lambda pair: -pair[0])
+        if self.distances > 1:
+            wanted.sort(key=lambda pair: -pair[0])
         return [key for _, key in wanted[:room]]
 
-    def look(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+    def look(self, layer: int, hidden: torch.Tensor, run: Pass) -> torch.Tensor | None:
         """What the gates ahead say of this layer's input, as numbers on its device."""
-        if self.gate is None or self.payoff.idle:
+        if self.gate is None or self.payoff.goes_without(run.number):
             return None
         return self.gate(layer, hidden, self.distances, 2 * self.shape.top_k)
 
@@ -91,15 +97,16 @@ class ForecastGuesser:
     def _likeliest(
         self, seen: Seen, target: int, distance: int, most: int, is_near: IsNear
     ) -> list[tuple[float, ExpertKey]]:
-        self._steps.chances(self.state, *seen, target, distance, self._chances)
+        count = self._steps.pick(
+            self.state, *seen, target, distance, self._slot_of[target], LEAST_CHANCE, self._chances, self._picked
+        )
         found: list[tuple[float, ExpertKey]] = []
-        for expert in np.argsort(-self._chances, kind="stable")[: 2 * self.shape.top_k].tolist():
-            chance = float(self._chances[expert])
-            if chance < LEAST_CHANCE or len(found) == most:
-                break
+        for expert in self._picked[:count].tolist():
             key = ExpertKey(target, expert)
+            if len(found) == most:
+                break
             if not is_near(key):
-                found.append((chance, key))
+                found.append((float(self._chances[expert]), key))
         return found
 
 
@@ -128,5 +135,6 @@ def forecast_stats(guesser: ForecastGuesser, counts: Any) -> dict[str, Any]:
         "in_time_bytes": counts.in_time_bytes,
         "late_bytes": counts.late_bytes,
         "wasted_bytes": counts.wasted_bytes,
+        "budget_bytes": [most * (guesser.shape.expert_bytes or 0) for most in guesser.payoff.state.most[:-1].tolist()],
         **guesser.payoff.as_dict(),
     }

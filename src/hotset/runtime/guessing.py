@@ -23,7 +23,7 @@ class Guesser(Protocol):
     def observe(self, layer: int, event: LiveEvent, run: Pass) -> None:
         """Learn from an event that nothing is guessed after, as in a prompt."""
 
-    def look(self, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+    def look(self, layer: int, hidden: torch.Tensor, run: Pass) -> torch.Tensor | None:
         """What the device has to say before the routing is known to the host: it comes along with that."""
 
     def note_pass(self, run: Pass, seconds: float) -> None:

@@ -29,7 +29,7 @@ class StockEngine(Engine):
         """Note what was routed, and let the stock implementation compute."""
         event = LiveEvent(hidden, index, weights, self.shape.experts)
         self.controller.route(layer, event.experts, event.counts, event.tokens, self.current.phase)
-        self.record(layer, index, weights)
+        self.record(layer, hidden, index, weights)
         return self.implementations[layer](hidden, index, weights)
 
     def resident_bytes(self) -> dict[str, int]:

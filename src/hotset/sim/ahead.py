@@ -9,23 +9,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hotset.cache.controller import Controller, Replayed
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, parse
 from hotset.forecasts._kernel import bind
-from hotset.forecasts._payoff import PayoffState, most_guesses, note_event, start_payoff
-from hotset.sim.forecasting import Story, rank_votes, recount_guesses, tell
+from hotset.forecasts._payoff import (
+    PayoffState,
+    goes_without,
+    most_guesses,
+    note_event,
+    note_pass,
+    start_payoff,
+)
+from hotset.sim.forecasting import Story, learn, rank_votes, recount_guesses, tell
 from hotset.sim.link import Link
 from hotset.trace import Trace
 
 AUTO, OFF, ORACLE = "auto", "off", "oracle"
 LEAST_CHANCE = 0.3
-STALL_S, TOTAL_S, IN_TIME, LATE, WASTED, DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES = range(8)
+"""What is less likely than this is not sent for, unless another threshold is asked for; the engine has the same."""
+STALL_S, TOTAL_S, IN_TIME, LATE, WASTED, DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES, PASSES_WITH = range(9)
+SUMS = 9
+NO_GUESSES, FORECAST, TRUTH = 0, 1, 2
+
+Resident = npt.NDArray[np.bool_]
+"""Who sits in a slot, of shape (layers, experts)."""
 
 observe: Callable[..., None]
 chances: Callable[..., None]
@@ -50,6 +63,14 @@ class Road(NamedTuple):
     expert_bytes: float
 
 
+class Wish(NamedTuple):
+    """Who guesses, how many layers ahead, and how sure a guess must be."""
+
+    mode: int
+    distances: int
+    least_chance: float
+
+
 @dataclass(frozen=True)
 class Journey:
     """What a replay with guesses would have taken, in decode."""
@@ -62,7 +83,9 @@ class Journey:
     demand_bytes: float
     guessed_bytes: float
     wasted_bytes: float
-    layers_switched_off: int
+    passes_with: int  # decode passes that guesses were sent for
+    layers_switched_off: int  # at the end
+    switched_off: bool  # whole passes, at the end
 
 
 def simulate_ahead(
@@ -74,10 +97,15 @@ def simulate_ahead(
     slots: int,
     auto: bool = True,
     distances: int = 1,
+    least_chance: float = LEAST_CHANCE,
 ) -> Journey:
-    """Replay a trace on a fresh cache and let a forecast fetch ahead; "off" and "oracle" are forecasts, too."""
+    """Replay a trace and let a forecast fetch ahead; "off" and "oracle" are forecasts, too."""
+    resident = controller.table.slot_of >= 0
     done = controller.replay(trace.events(), log=True)
-    return follow_replay(trace, done, link, forecast, slots=slots, auto=auto, distances=distances)
+    return follow_replay(
+        trace, done, link, forecast, slots=slots, auto=auto, distances=distances, least_chance=least_chance,
+        resident=resident,
+    )  # fmt: skip
 
 
 def chosen_forecast(trace: Trace, wished: str) -> tuple[str, bool]:
@@ -88,43 +116,65 @@ def chosen_forecast(trace: Trace, wished: str) -> tuple[str, bool]:
 
 
 def follow_replay(
-    trace: Trace, done: Replayed, link: Link, forecast: str, *, slots: int, auto: bool = True, distances: int = 1
+    trace: Trace,
+    done: Replayed,
+    link: Link,
+    forecast: str,
+    *,
+    slots: int,
+    auto: bool = True,
+    distances: int = 1,
+    least_chance: float = LEAST_CHANCE,
+    resident: Resident | None = None,
+    taught: Trace | None = None,
 ) -> Journey:
-    """The same for a replay that was done and logged."""
-    size = trace.shape.expert_bytes
-    if size is None:
-        raise HotsetError("a modelled link needs the size of an expert: pass --expert-bytes")
+    """The same for a replay that was done and logged, of a cache that began with `resident`; empty if not given.
+
+    `taught` are earlier requests that the forecast has seen.
+    """
+    if not 1 <= distances <= MAX_DISTANCE:
+        raise HotsetError(f"guesses reach 1 to {MAX_DISTANCE} layers ahead, not {distances}")
+    layers, experts = trace.shape.layers, trace.shape.experts
     events = trace.events()
     story = tell(trace, events, np.ones(len(events), np.bool_))
     chosen = parse("previous" if forecast in (OFF, ORACLE) else forecast)
-    layer_s = link.compute_s / trace.shape.layers
-    road = Road(layer_s, layer_s * link.expert_share, link.bytes_per_s, link.latency_s, float(size))
-    payoff = start_payoff(trace.shape.layers, auto=auto, most=slots)
+    state = chosen.start(trace.shape)
+    if taught is not None:
+        learn(chosen, state, taught)
+        story = story._replace(request=story.request + taught.requests)
+    wish = Wish({OFF: NO_GUESSES, ORACLE: TRUTH}.get(forecast, FORECAST), distances, least_chance)
+    payoff = start_payoff(layers, auto=auto and forecast != OFF, most=slots)
     board = Board(np.full(slots, -1), np.zeros(slots, np.int64), np.zeros(slots), np.zeros(slots, np.int64))
-    sums = np.zeros(8)
-    mode = {OFF: 0, ORACLE: 2}.get(forecast, 1)
-    resident = np.zeros((trace.shape.layers, trace.shape.experts), np.bool_)
-    if not 1 <= distances <= MAX_DISTANCE:
-        raise HotsetError(f"guesses reach 1 to {MAX_DISTANCE} layers ahead, not {distances}")
-    out = np.zeros(trace.shape.experts)
-    guesses = np.empty((MAX_DISTANCE, trace.shape.experts), np.int16)
+    near = np.zeros((layers, experts), np.bool_) if resident is None else resident.copy()
+    sums = np.zeros(SUMS)
     _follow_of(type(chosen))(
-        story, done.log, done.misses, resident, chosen.start(trace.shape), payoff, board, road,
-        np.array([mode, distances]), out, np.zeros(3), guesses, sums,
+        story, done.log, done.misses, near, state, payoff, board, _road(link, trace), wish,
+        np.zeros(experts), np.zeros(3), np.empty((MAX_DISTANCE, experts), np.int16), sums,
     )  # fmt: skip
-    off = int((payoff.off_until[:-1] > 0).sum())
-    moved = [float(sums[which]) for which in (DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES)]
-    found = [int(sums[which]) for which in (IN_TIME, LATE, WASTED)]
+    return _journey(sums, payoff, int(story.step[-1]) + 1)
+
+
+def _road(link: Link, trace: Trace) -> Road:
+    size = trace.shape.expert_bytes
+    if size is None:
+        raise HotsetError("a modelled link needs the size of an expert: pass --expert-bytes")
+    layer_s = link.compute_s / trace.shape.layers
+    return Road(layer_s, layer_s * link.expert_share, link.bytes_per_s, link.latency_s, float(size))
+
+
+def _journey(sums: Any, payoff: PayoffState, next_pass: int) -> Journey:
     return Journey(
         stall_s=float(sums[STALL_S]),
         total_s=float(sums[TOTAL_S]),
-        in_time=found[0],
-        late=found[1],
-        wasted=found[2],
-        demand_bytes=moved[0],
-        guessed_bytes=moved[1],
-        wasted_bytes=moved[2],
-        layers_switched_off=off,
+        in_time=int(sums[IN_TIME]),
+        late=int(sums[LATE]),
+        wasted=int(sums[WASTED]),
+        demand_bytes=float(sums[DEMAND_BYTES]),
+        guessed_bytes=float(sums[GUESSED_BYTES]),
+        wasted_bytes=float(sums[WASTED_BYTES]),
+        passes_with=int(sums[PASSES_WITH]),
+        layers_switched_off=int((payoff.off_until[:-1] > next_pass).sum()),
+        switched_off=bool(payoff.off_until[-1] > next_pass),
     )
 
 
@@ -180,7 +230,9 @@ def is_on_board(board: Board, layer: int, expert: int) -> bool:
     return False
 
 
-def send(board: Board, road: Road, resident: Any, target: int, out: Any, most: int, turn: int) -> int:
+def send(
+    board: Board, road: Road, resident: Any, target: int, out: Any, least: float, most: int, turn: int
+) -> int:  # fmt: skip
     """Send for the likeliest experts of a layer that are not near; returns the next turn."""
     for _ in range(most):
         free, best = -1, -1
@@ -188,7 +240,7 @@ def send(board: Board, road: Road, resident: Any, target: int, out: Any, most: i
             if board.layer[slot] < 0:
                 free = slot
         for expert in range(len(out)):
-            better = out[expert] >= LEAST_CHANCE and (best < 0 or out[expert] > out[best])
+            better = out[expert] >= least and (best < 0 or out[expert] > out[best])
             if better and not resident[target, expert] and not is_on_board(board, target, expert):
                 best = expert
         if free < 0 or best < 0:
@@ -210,7 +262,7 @@ def settle(log: Any, row: int, missing: int, resident: Any) -> None:
 
 def foresee(story: Story, state: Any, seen: Any, event: int, target: int, distance: int, mode: int, out: Any) -> None:
     """Fill the chances of a layer ahead: the forecast's, or the truth."""
-    if mode == 1:
+    if mode == FORECAST:
         chances(state, seen, target, distance, out)
         return
     for expert in range(len(out)):
@@ -229,13 +281,18 @@ def token_of(story: Story, event: int) -> int:
     return -1
 
 
+def ends_pass(story: Story, event: int) -> bool:
+    """Whether an event is the last of its pass."""
+    return bool(event + 1 == len(story.step) or story.step[event + 1] != story.step[event])
+
+
 def follow(
     story: Story, log: Any, misses: Any, resident: Any, state: Any, payoff: PayoffState, board: Board, road: Road,
-    options: Any, out: Any, found: Any, guesses: Any, sums: Any
+    wish: Wish, out: Any, found: Any, guesses: Any, sums: Any
 ) -> None:  # fmt: skip
     """Walk through all events with a clock for the compute and one for the link."""
-    now, free_at, row, turn = 0.0, 0.0, 0, 0
-    layers, mode = resident.shape[0], options[0]
+    now, free_at, pass_s, row, turn = 0.0, 0.0, 0.0, 0, 0
+    layers = resident.shape[0]
     for event in range(len(story.layer)):
         layer, missing = story.layer[event], misses[event]
         first, last = story.start[event], story.start[event + 1]
@@ -256,7 +313,7 @@ def follow(
             note_event(payoff, layer, number, stall, int(in_time), int(late))
         settle(log, row, missing, resident)
         row += missing
-        if mode > 0:
+        if wish.mode != NO_GUESSES:
             if story.guesses.shape[0] > 0:
                 recount_guesses(story, event, out, guesses)
             seen = Seen(
@@ -264,23 +321,30 @@ def follow(
                 story.request[event], token_of(story, event), guesses[:, : guesses.shape[1] * (len(story.guesses) > 0)],
             )  # fmt: skip
             observe(state, seen)
-            for distance in range(1, options[1] + 1 if decode else 1):
+            for distance in range(1, wish.distances + 1 if decode else 1):
                 target = (layer + distance) % layers
                 most = most_guesses(payoff, target, number + (layer + distance) // layers)
                 if most > 0:
-                    foresee(story, state, seen, event, target, distance, mode, out)
-                    turn = send(board, road, resident, target, out, most, turn)
+                    foresee(story, state, seen, event, target, distance, wish.mode, out)
+                    turn = send(board, road, resident, target, out, wish.least_chance, most, turn)
         free_at = now + transfer
         now += road.layer_s + stall
+        pass_s += road.layer_s + stall
+        if ends_pass(story, event):
+            if decode:
+                sums[PASSES_WITH] += wish.mode != NO_GUESSES and not goes_without(payoff, layers, number)
+                note_pass(payoff, number, pass_s)
+            pass_s = 0.0
 
 
 _TEMPLATES = (
-    rank_votes, recount_guesses, travel, is_missing, claim, is_on_board, send, settle, foresee, token_of, follow,
+    rank_votes, recount_guesses, travel, is_missing, claim, is_on_board, send, settle, foresee, token_of, ends_pass,
+    follow,
 )  # fmt: skip
 _MADE: dict[type[Forecast], Callable[..., None]] = {}
 
 
 def _follow_of(forecast: type[Forecast]) -> Callable[..., None]:
     if forecast not in _MADE:
-        _MADE[forecast] = bind(forecast, _TEMPLATES, (follow,), globals(), Path(__file__))["follow"]
+        _MADE[forecast] = bind(forecast, _TEMPLATES, (follow,), globals())["follow"]
     return _MADE[forecast]

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,13 +158,28 @@ def _ahead(events: EventTable) -> npt.NDArray[np.int64]:
     return found
 
 
+def learn(forecast: Forecast, state: Any, trace: Trace) -> None:
+    """Let a forecast see all events of a trace."""
+    events = trace.events()
+    story = tell(trace, events, np.zeros(len(events), np.bool_))
+    wanted = np.zeros(MAX_DISTANCE, np.bool_)
+    loop_of(type(forecast))(state, story, wanted, trace.shape.top_k, *_blank(trace), len(events))
+
+
+def _blank(trace: Trace) -> tuple[Any, Any, Any, Any]:
+    """Room for the loop: its sums, its bins, and two to work in."""
+    layers, experts = trace.shape.layers, trace.shape.experts
+    return (
+        np.zeros((MAX_DISTANCE, layers, SUMS)), np.zeros((MAX_DISTANCE, BINS, 3)),
+        np.zeros((2, experts)), np.empty((MAX_DISTANCE, experts), np.int16),
+    )  # fmt: skip
+
+
 def _scores(forecast: Forecast, trace: Trace, story: Story, distances: Sequence[int]) -> list[Score]:
-    shape, run = trace.shape, _loop_of(type(forecast))
+    shape, run = trace.shape, loop_of(type(forecast))
     wanted = np.isin(np.arange(1, MAX_DISTANCE + 1), distances)
-    sums = np.zeros((MAX_DISTANCE, shape.layers, SUMS))
-    bins = np.zeros((MAX_DISTANCE, BINS, 3))
-    scratch, guesses = np.zeros((2, shape.experts)), np.empty((MAX_DISTANCE, shape.experts), np.int16)
-    run(forecast.start(shape), story, wanted, shape.top_k, sums, bins, scratch, guesses, len(story.layer))
+    sums, bins, *rest = _blank(trace)
+    run(forecast.start(shape), story, wanted, shape.top_k, sums, bins, *rest, len(story.layer))
     us = _pace(forecast, trace, story, wanted, run)
     return [_score(forecast.spec, d, sums[d - 1], bins[d - 1], us) for d in distances]
 
@@ -174,13 +188,12 @@ def _pace(forecast: Forecast, trace: Trace, story: Story, wanted: Any, run: Call
     """Microseconds of processor time per event to learn and to fill the chances, judging none; the better of two."""
     shape, events = trace.shape, min(len(story.layer), _PACE_EVENTS)
     blank = story._replace(judged=np.zeros_like(story.judged))
-    sums, bins = np.zeros((MAX_DISTANCE, shape.layers, SUMS)), np.zeros((MAX_DISTANCE, BINS, 3))
-    scratch, guesses = np.zeros((2, shape.experts)), np.empty((MAX_DISTANCE, shape.experts), np.int16)
+    room = _blank(trace)
     taken = []
     for _ in range(2):
         state = forecast.start(shape)
         began = time.thread_time()
-        run(state, blank, wanted, shape.top_k, sums, bins, scratch, guesses, events)
+        run(state, blank, wanted, shape.top_k, *room, events)
         taken.append(time.thread_time() - began)
     return 1e6 * min(taken) / events
 
@@ -310,8 +323,8 @@ _TEMPLATES = (rank_votes, recount_guesses, weigh, judge, loop)
 _MADE: dict[type[Forecast], Callable[..., None]] = {}
 
 
-def _loop_of(forecast: type[Forecast]) -> Callable[..., None]:
+def loop_of(forecast: type[Forecast]) -> Callable[..., None]:
+    """The compiled loop of one forecast, made once per process."""
     if forecast not in _MADE:
-        space = bind(forecast, _TEMPLATES, (loop,), globals(), Path(__file__))
-        _MADE[forecast] = space["loop"]
+        _MADE[forecast] = bind(forecast, _TEMPLATES, (loop,), globals())["loop"]
     return _MADE[forecast]

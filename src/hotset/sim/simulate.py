@@ -16,7 +16,7 @@ from hotset.cache.counters import Count
 from hotset.errors import HotsetError
 from hotset.policies import Grid
 from hotset.policies.belady import Belady
-from hotset.sim.ahead import OFF, chosen_forecast, follow_replay
+from hotset.sim.ahead import OFF, Resident, chosen_forecast, follow_replay
 from hotset.sim.link import Link
 from hotset.sim.rows import Row
 from hotset.sim.sweep import Job, Sweep, has_warm_rows, jobs, notes
@@ -68,6 +68,8 @@ def _run(name: str, trace: Trace, sweep: Sweep, advance: Callable[[], None]) -> 
     fit = judged = whole
     if has_warm_rows(trace, sweep):
         fit, judged = (_part(half, sweep) for half in trace.split(sweep.fit, sweep.seed))
+        numbered_on = judged.events.request + fit.trace.requests  # none of them is one that was learnt from
+        judged = judged._replace(events=replace(judged.events, request=numbered_on))
 
     def work(job: Job) -> list[Row]:
         rows = [row for phase, own in _by_phase(job) for row in replay(own) if phase in (row.phase, "all")]
@@ -106,21 +108,32 @@ def _controller(job: Job, sweep: Sweep) -> Controller:
 
 
 def _cold(name: str, job: Job, part: _Part, sweep: Sweep) -> list[Row]:
+    return _judge(name, job, part, _controller(job, sweep), sweep)
+
+
+def _judge(
+    name: str, job: Job, part: _Part, controller: Controller, sweep: Sweep, taught: Trace | None = None
+) -> list[Row]:
+    """The rows of a replay; where there are guesses, its misses with some of them fetched ahead."""
     ahead = sweep.link is not None and sweep.prefetch != OFF
-    done = _controller(job, sweep).replay(part.events, log=ahead)
+    resident = controller.table.slot_of >= 0
+    done = controller.replay(part.events, log=ahead)
     rows = _rows(name, job, part, done, sweep)
     for row in rows:
         if ahead and row.phase == "decode":
-            _add_guesses(row, part, done, sweep)
+            _add_guesses(row, part, done, sweep, resident, taught)
     return rows
 
 
-def _add_guesses(row: Row, part: _Part, done: Replayed, sweep: Sweep) -> None:
-    """The same misses with some of them fetched ahead."""
+def _add_guesses(
+    row: Row, part: _Part, done: Replayed, sweep: Sweep, resident: Resident, taught: Trace | None
+) -> None:  # fmt: skip
     assert sweep.link is not None  # noqa: S101 - asked for only with one
     forecast, auto = chosen_forecast(part.trace, sweep.prefetch)
     slots = sweep.ahead_slots(part.trace.shape)
-    journey = follow_replay(part.trace, done, sweep.link, forecast, slots=slots, auto=auto)
+    journey = follow_replay(
+        part.trace, done, sweep.link, forecast, slots=slots, auto=auto, resident=resident, taught=taught
+    )
     row.prefetch, row.ahead_slots = forecast + (" (auto)" if auto else ""), slots
     row.in_time, row.late, row.wasted = journey.in_time, journey.late, journey.wasted
     row.wasted_bytes_per_token = journey.wasted_bytes / row.tokens
@@ -139,7 +152,7 @@ def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[
         controller.preload(controller.state.counts)
     else:
         controller.replay(fit.events)
-    rows = _rows(name, job, judged, controller.replay(judged.events), sweep)
+    rows = _judge(name, job, judged, controller, sweep, fit.trace)
     cold = _controller(job, sweep).replay(judged.events).counters
     for row in rows:
         row.cold_hit_rate = cold.hit_rate(Phase[row.phase.upper()])

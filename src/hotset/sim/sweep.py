@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from hotset.cache import Scope, SlotPlan
+from hotset.cache.plan import default_ahead
 from hotset.errors import BudgetError
 from hotset.policies import Admit, Policy, parse
 from hotset.shape import Budget, ModelShape
@@ -41,7 +42,7 @@ class Sweep:
 
     def ahead_slots(self, shape: ModelShape) -> int:
         """The slots for guesses: as asked for, or what an engine takes."""
-        return min(shape.top_k, 4) if self.ahead is None else self.ahead
+        return default_ahead(shape) if self.ahead is None else self.ahead
 
     def asked_for(self) -> list[Policy]:
         """The named policies, once each, and the bound."""

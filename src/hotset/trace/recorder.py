@@ -23,6 +23,7 @@ class Block:
     request: npt.NDArray[np.int32]
     phase: Phase
     token_ids: npt.NDArray[np.int32] | None
+    guesses: npt.NDArray[np.int16] | None = None  # [tokens, layers, distances, width]
     seen: set[int] = field(default_factory=set)
 
 
@@ -44,8 +45,12 @@ class Recorder:
         request: npt.NDArray[np.int32],
         phase: Phase,
         token_ids: npt.NDArray[np.int32] | None = None,
+        guesses: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Take in what one layer routed in the pass of this number: index and weights are [tokens, top_k]."""
+        """Take in what one layer routed in the pass of this number: index and weights are [tokens, top_k].
+
+        Guesses are [tokens, distances, width]: what the routers of the next layers make of this layer's input.
+        """
         block = self.blocks[-1] if self.blocks and number == self._pass else None
         if block is None or layer in block.seen or len(block.experts) != len(index):
             ids = token_ids if token_ids is not None and len(token_ids) == len(index) else None
@@ -59,6 +64,16 @@ class Recorder:
             )
         block.experts[:, layer, :width] = np.where(index < self.shape.experts, index, NONE)
         block.weights[:, layer, :width] = weights
+        if guesses is not None:
+            self._keep_guesses(block, layer, guesses)
+
+    def _keep_guesses(self, block: Block, layer: int, guesses: npt.NDArray[np.int64]) -> None:
+        """Lay guesses down with the layers that they are of."""
+        tokens, distances, width = guesses.shape
+        if block.guesses is None:
+            block.guesses = np.full((tokens, self.shape.layers, distances, width), NONE, np.int16)
+        for distance in range(min(distances, self.shape.layers - 1 - layer)):
+            block.guesses[:, layer + 1 + distance, distance] = guesses[:, distance]
 
     def _begin(
         self, tokens: int, request: npt.NDArray[np.int32], phase: Phase, ids: npt.NDArray[np.int32] | None
@@ -90,6 +105,7 @@ class Recorder:
         if not self.blocks:
             raise TraceError("nothing was recorded: run the model between the start and the end of the recording")
         ids = [block.token_ids for block in self.blocks]
+        guesses = [block.guesses for block in self.blocks if block.guesses is not None]
         lengths = [len(block.experts) for block in self.blocks]
         requests, request = np.unique(np.concatenate([block.request for block in self.blocks]), return_inverse=True)
         if labels and len(labels) != len(requests):
@@ -102,6 +118,7 @@ class Recorder:
             phase=np.repeat([int(block.phase) for block in self.blocks], lengths).astype(np.uint8),
             weights=np.concatenate([block.weights for block in self.blocks]),
             token_ids=None if any(each is None for each in ids) else np.concatenate([i for i in ids if i is not None]),
+            guesses=np.concatenate(guesses) if len(guesses) == len(self.blocks) else None,
             labels=labels,
             meta=self.meta,
         )

@@ -6,10 +6,11 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from hotset.cache import Controller, SlotPlan
+from hotset.cache.plan import default_ahead
 from hotset.forecasts import names, parse
 from hotset.policies import parse as parse_policy
 from hotset.shape import ModelShape
-from hotset.sim.ahead import Journey, simulate_ahead
+from hotset.sim.ahead import LEAST_CHANCE, Journey, simulate_ahead
 from hotset.sim.link import Link
 from hotset.sim.studies._traces import Mix
 from hotset.trace import Phase, Trace
@@ -42,14 +43,9 @@ class Outcome(NamedTuple):
     wasted_bytes: float
 
 
-def guess_slots(shape: ModelShape) -> int:
-    """As many slots for guesses as the engine takes by default: two events' worth, at most 16."""
-    return min(2 * shape.top_k, 16)
-
-
 def layout(shape: ModelShape, share: float = SHARE, ahead: int | None = None) -> Layout:
     """A share of all experts, of which some slots wait for guesses."""
-    waiting = guess_slots(shape) if ahead is None else ahead
+    waiting = default_ahead(shape) if ahead is None else ahead
     return Layout(round(share * shape.total_experts) - waiting, waiting)
 
 
@@ -67,17 +63,27 @@ def warmed(mix: Mix, policy: str, slots: int) -> Controller:
 
 def hit_rate(mix: Mix, policy: str, slots: int) -> float:
     """Of the experts that new tokens of the judged half asked for, those that were resident."""
-    return warmed(mix, policy, slots).replay(mix.test.events()).counters.hit_rate(Phase.DECODE)
+    return warmed(mix, policy, slots).replay(mix.judged_events()).counters.hit_rate(Phase.DECODE)
 
 
 def drive(
-    mix: Mix, policy: str, forecast: str, room: Layout, link: Link = LINK, *, auto: bool = True, distances: int = 1
+    mix: Mix,
+    policy: str,
+    forecast: str,
+    room: Layout,
+    link: Link = LINK,
+    *,
+    auto: bool = True,
+    distances: int = 1,
+    least_chance: float = LEAST_CHANCE,
 ) -> Outcome:
     """Replay with guesses over the link and count the second half."""
 
     def journey(trace: Trace) -> Journey:
         cache = controller(trace.shape, policy, room.cached)
-        return simulate_ahead(trace, cache, link, forecast, slots=room.ahead, auto=auto, distances=distances)
+        return simulate_ahead(
+            trace, cache, link, forecast, slots=room.ahead, auto=auto, distances=distances, least_chance=least_chance
+        )
 
     rest = minus(journey(mix.whole), journey(mix.fit))
     return outcome(rest, mix.tokens, hit_rate(mix, policy, room.cached))
@@ -85,7 +91,9 @@ def drive(
 
 def minus(whole: Journey, first: Journey) -> Journey:
     """The journey after its first part: a replay knows no future, so both begin alike."""
-    return Journey(*(getattr(whole, f.name) - getattr(first, f.name) for f in fields(Journey)))
+    sums = {f.name: getattr(whole, f.name) - getattr(first, f.name) for f in fields(Journey)}
+    at_the_end = {"layers_switched_off": whole.layers_switched_off, "switched_off": whole.switched_off}
+    return Journey(**sums | at_the_end)
 
 
 def outcome(journey: Journey, tokens: int, hits: float) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from hotset.errors import HotsetError
 from hotset.shape import ModelShape, format_size
 from hotset.trace import Phase, Trace
 from hotset.trace.combine import concat
+from hotset.trace.events import EventTable
 
 EXPERT_BYTES = 9 << 20
 NEW_TOKENS = 64
@@ -33,6 +34,11 @@ class Mix:
     def whole(self) -> Trace:
         """One half after the other."""
         return concat([self.fit, self.test])
+
+    def judged_events(self) -> EventTable:
+        """The events of the second half, numbered on: no request of it is one of the first half."""
+        events = self.test.events()
+        return replace(events, request=events.request + self.fit.requests)
 
     @property
     def tokens(self) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from hotset.cache.plan import default_ahead
 from hotset.sim.link import Link
 from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
-from hotset.sim.studies._runs import COMPUTE_S, SHARE, Layout, drive, forecasts_for, guess_slots, layout
+from hotset.sim.studies._runs import COMPUTE_S, SHARE, Layout, drive, forecasts_for, layout
 from hotset.sim.studies._traces import EXPERT_BYTES, SPLIT, Mix, mixes
 from hotset.trace import Trace
 
@@ -15,8 +16,8 @@ SPEEDS_GB = (3, 25, 50)
 POLICY = "blend"
 SLOWER, SAVED = 0.02, 0.25
 MOST_EVENTS = 50_000
-FEW = 4
-FEWER = f"best, {FEW} slots"
+TIMES = 4
+MORE = "best, more slots"
 
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
@@ -34,21 +35,22 @@ def plan(traces: Mapping[str, Trace]) -> Plan:
 
 def _ways(mix: Mix) -> list[tuple[str, str]]:
     named = [(forecast, auto) for forecast in forecasts_for(mix.whole) for auto in ("on", "off")]
-    fewer = [(FEWER, auto) for auto in ("on", "off") if guess_slots(mix.fit.shape) > FEW]
-    return [("demand only", "-"), ("off", "-"), *named, *fewer, ("oracle", "off")]
+    fits = 2 * TIMES * default_ahead(mix.fit.shape) <= layout(mix.fit.shape).total
+    more = [(MORE, auto) for auto in ("on", "off") if fits]
+    return [("demand only", "-"), ("off", "-"), *named, *more, ("oracle", "off")]
 
 
 def room_for(mix: Mix, forecast: str) -> Layout:
     """The same memory for all: without guesses, all of it caches."""
     shape = mix.fit.shape
-    return layout(shape, SHARE, {"demand only": 0, FEWER: FEW}.get(forecast, guess_slots(shape)))
+    return layout(shape, SHARE, {"demand only": 0, MORE: TIMES * default_ahead(shape)}.get(forecast))
 
 
 def measure(mix: Mix, speed: int, forecast: str, auto: str) -> list[Row]:
     """One row: a forecast at one speed."""
     room = room_for(mix, forecast)
     link = Link(speed * 1e9, COMPUTE_S)
-    spec = {"demand only": "off", FEWER: "best"}.get(forecast, forecast)
+    spec = {"demand only": "off", MORE: "best"}.get(forecast, forecast)
     found = drive(mix, POLICY, spec, room, link, auto=auto == "on")
     return [
         {
@@ -71,7 +73,7 @@ def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
     auto = [row for row in rows if row["auto"] == "on"]
     return rows, [
         "demand only: the slots for guesses cache instead; off: they stay idle, as if nothing was ever guessed",
-        f"slots for guesses are as many as the engine takes by default, except in {FEWER}, where the rest cache",
+        f"slots for guesses are as many as the engine takes by default, {TIMES} times as many in {MORE}",
         f"auto more than 2 % slower than off: {_list(auto, 'faster_off', lambda share: share < -SLOWER)}",
         f"auto slower than off by at most 2 %: {_list(auto, 'faster_off', lambda share: -SLOWER <= share < 0)}",
         f"auto more than 2 % slower than demand only: {_list(auto, 'faster', lambda share: share < -SLOWER)}",

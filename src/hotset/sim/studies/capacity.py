@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hotset.policies.base import compiled_entry
+from hotset.policies.base import compiled
 from hotset.policies.eam import EamState, match, take
 from hotset.sim.forecasting import evaluate
 from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
@@ -71,7 +71,7 @@ def _match_time(mix: Mix, policy: str, slots: int) -> tuple[int, float]:
     return int(cache.state.held[0]), 1e6 * min(taken) / _EVENTS
 
 
-@compiled_entry
+@compiled  # not kept on disk: numba would not see that hotset.policies.eam has changed
 def _match_often(state: EamState, experts: Any, counts: Any, times: int) -> None:
     layers = state.running.shape[1]
     for i in range(times):

@@ -61,8 +61,9 @@ def measure(mix: Mix, policy: str, slots: int) -> list[Row]:
     """One row: a policy with so many slots in every layer."""
     cache = warmed(mix, policy, slots * mix.fit.shape.layers)
     before = cache.table.resident.copy()
-    done = cache.replay(mix.test.events(), log=True)
-    return [_row(mix, policy, "caching", slots, *rates(mix.test.events(), done, before))]
+    events = mix.judged_events()
+    done = cache.replay(events, log=True)
+    return [_row(mix, policy, "caching", slots, *rates(events, done, before))]
 
 
 def rates(events: EventTable, done: Replayed, before: npt.NDArray[np.int32]) -> tuple[float, float]:

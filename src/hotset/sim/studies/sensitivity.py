@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 from hotset.cache.learning import PRIOR_TOKENS, prime
+from hotset.cache.plan import default_ahead
 from hotset.policies.eam import CAPACITY
 from hotset.profile import Fingerprint
 from hotset.profile.fold import profile_of
 from hotset.profile.profile import UNKNOWN
-from hotset.sim.ahead import simulate_ahead
+from hotset.sim.ahead import LEAST_CHANCE, simulate_ahead
 from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
-from hotset.sim.studies._runs import LINK, LINK_WORDS, SHARE, Outcome, controller, drive, guess_slots, layout, outcome
+from hotset.sim.studies._runs import LINK, LINK_WORDS, SHARE, Outcome, controller, drive, layout, outcome
 from hotset.sim.studies._traces import SPLIT, Mix, mixes
 from hotset.trace import Phase, Trace
 
@@ -31,6 +32,7 @@ class Setting:
     share: float = SHARE
     slots: int | None = None
     distances: int = 1
+    least_chance: float = LEAST_CHANCE
     prior: int | None = None
 
 
@@ -45,14 +47,16 @@ class Knob:
 
 def knobs(trace: Trace) -> list[Knob]:
     """All knobs, each with the policy and forecast that it belongs to."""
-    base, slots = Setting(), guess_slots(trace.shape)
+    base, slots = Setting(), default_ahead(trace.shape)
+    rooms = sorted({1, 2, slots, 2 * slots, 4 * slots})
     eam = partial(_collection, base)
     return [
         Knob("cache size", SHARE, {share: replace(base, share=share) for share in (0.1875, 0.25, 0.375, 0.5)}),
         Knob("decay half-life", DECAY, {n: replace(base, policy=f"decay:half_life={n}") for n in (2, 8, 16, 64, 256)}),
         Knob("prior weight", PRIOR_TOKENS, {n: replace(base, prior=n) for n in (0, 16, 64, 256, 1024)}),
-        Knob("slots for guesses", slots, {n: replace(base, slots=n) for n in sorted({2, 4, slots, 2 * slots})}),
+        Knob("slots for guesses", slots, {n: replace(base, slots=n) for n in rooms}),
         Knob("distance", 1, {n: replace(base, distances=n) for n in (1, 2, 3) if n <= trace.shape.layers}),
+        Knob("guess threshold", LEAST_CHANCE, {p: replace(base, least_chance=p) for p in (0.1, 0.2, 0.3, 0.5, 0.7)}),
         Knob("collection capacity", CAPACITY, {n: eam(f"capacity={n}") for n in (1, 10, 50, CAPACITY)}),
         Knob("matching depth", 1, {n: eam(f"nearest={n}") for n in (1, 2, 4, 8)}),
     ]
@@ -71,7 +75,8 @@ def plan(traces: Mapping[str, Trace]) -> Plan:
         "prior weight is judged from an empty cache whose policy was taught a profile of the first half; the other "
         "knobs after the first half was replayed",
         "more slots for guesses leave fewer that cache: memory is the same, except where cache size itself is turned",
-        "the least chance of a guess (sim.ahead.LEAST_CHANCE) is a constant of the compiled loop and was not varied",
+        "the guess threshold is the least chance at which an expert is sent for",
+        "guesses are sent in every pass: where auto decides the other way, that would drown what a setting does",
     ]
     return Plan([*(mix.words() for mix in found), LINK_WORDS], jobs, notes)
 
@@ -103,13 +108,16 @@ def run(mix: Mix, setting: Setting) -> Outcome:
     """One setting on the judged half."""
     room = layout(mix.test.shape, setting.share, setting.slots)
     if setting.prior is None:
-        return drive(mix, setting.policy, setting.forecast, room, distances=setting.distances)
+        return drive(
+            mix, setting.policy, setting.forecast, room,
+            auto=False, distances=setting.distances, least_chance=setting.least_chance,
+        )  # fmt: skip
     profile = profile_of(mix.fit, Fingerprint(UNKNOWN, ""))
     caches = [controller(mix.test.shape, setting.policy, room.cached) for _ in range(2)]
     for cache in caches:
         prime(cache, profile, setting.prior)
     hits = caches[0].replay(mix.test.events()).counters.hit_rate(Phase.DECODE)
-    journey = simulate_ahead(mix.test, caches[1], LINK, setting.forecast, slots=room.ahead)
+    journey = simulate_ahead(mix.test, caches[1], LINK, setting.forecast, slots=room.ahead, auto=False)
     return outcome(journey, mix.tokens, hits)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, parse
-from hotset.sim.forecasting import BINS, HITS, SUMS, USED, _loop_of, tell
+from hotset.sim.forecasting import BINS, HITS, SUMS, USED, loop_of, tell
 from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
 from hotset.sim.studies._runs import controller, forecasts_for, layout
 from hotset.sim.studies._traces import shuffled
@@ -135,7 +135,7 @@ def hit_rates(policy: str, requests: list[Trace]) -> Rates:
 def recalls(spec: str, requests: list[Trace]) -> Rates:
     """The recall one layer ahead of each request, in their order, while the forecast learns."""
     forecast, shape = parse(spec), requests[0].shape
-    state, run = forecast.start(shape), _loop_of(type(forecast))
+    state, run = forecast.start(shape), loop_of(type(forecast))
     found = []
     for number, trace in enumerate(requests):
         events = trace.events()

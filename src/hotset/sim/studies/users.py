@@ -50,7 +50,7 @@ def measure(mix: Mix, mode: Literal["batch", "turns"], users: int, policy: str) 
 def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
     """The best policy of each crowd, and what a forecast still saves there."""
     notes = [
-        "in turns, eam takes every change of request for the end of one: its matrices are then of single passes",
+        "in a batch, eam counts all of a pass for one request, that of the pass's first token",
         "so many users take requests until none waits: towards the end of a half fewer are left",
         "a pass of several users computes in the same 10 ms, so that tokens/s of a batch are of all users together",
     ]
