@@ -13,13 +13,15 @@ from hotset.forecasts._payoff import (
     FEW,
     FIRST,
     FRESH,
+    GAIN,
     LIKELY,
     LONGEST_PAUSE,
+    LOSS,
     MANY,
     PAUSE,
-    SHOWN,
     WITH,
     WITHOUT,
+    drawn,
     goes_without,
     most_guesses,
     note_event,
@@ -38,15 +40,19 @@ class SlowPayoff:
         self.most = [min(4, most)] * rows
         self.off_until, self.pauses = [0] * rows, [256] * rows
         self.measured: list[tuple[list[float], list[float]]] = [([], []) for _ in range(rows)]
-        self.since: list[list[float]] = [[] for _ in range(rows)]
+        self.block: list[tuple[int, list[float], list[float]]] = [(-1, [], []) for _ in range(rows)]
         self.savings: list[list[float]] = [[] for _ in range(rows)]
 
     def is_off(self, row: int, number: int) -> bool:
         return number < self.off_until[row] or number < self.off_until[-1]
 
     def goes_without(self, row: int, number: int) -> bool:
-        control = number % (2 if self.on_trial else 16) == 0
+        control = number % self.length == drawn(number // self.length) % self.length
         return self.auto and (control or self.is_off(row, number))
+
+    @property
+    def length(self) -> int:
+        return 2 if self.on_trial else 16
 
     def guesses(self, layer: int, number: int) -> int:
         return 0 if self.goes_without(layer, number) else self.most[layer]
@@ -68,19 +74,22 @@ class SlowPayoff:
         if evidence < -2 or (self.on_trial and long_enough and evidence < 1):
             self.switch_off(-1, number)
             self.on_trial = True
-        elif self.on_trial and (evidence > 2 or long_enough):
+            self.block = [(-1, [], [])] * len(self.block)
+        elif self.on_trial and (evidence > 2.5 or long_enough):
             self.on_trial, self.pauses[-1] = False, 256
+            self.block = [(-1, [], [])] * len(self.block)
 
     def measure(self, row: int, number: int, seconds: float) -> None:
         if self.is_off(row, number):
             return
         without = self.goes_without(row, number)
         self.measured[row][without].append(seconds)
-        if not without:
-            self.since[row].append(seconds)
-        elif self.since[row]:
-            self.savings[row].append(seconds - sum(self.since[row]) / len(self.since[row]))
-            self.since[row] = []
+        if number // self.length != self.block[row][0]:
+            _, with_s, without_s = self.block[row]
+            if with_s and without_s:
+                self.savings[row].append(float(np.mean(without_s) - np.mean(with_s)))
+            self.block[row] = (number // self.length, [], [])
+        self.block[row][1 + without].append(seconds)
 
     def evidence(self, row: int) -> float:
         if len(self.savings[row]) < 8:
@@ -91,7 +100,7 @@ class SlowPayoff:
     def switch_off(self, row: int, number: int) -> None:
         self.off_until[row] = number + 1 + self.pauses[row]
         self.pauses[row] = min(2 * self.pauses[row], 4096)
-        self.measured[row], self.since[row], self.savings[row] = ([], []), [], []
+        self.measured[row], self.block[row], self.savings[row] = ([], []), (-1, [], []), []
 
 
 def mean_and_doubt(values: list[float]) -> tuple[float, float]:
@@ -138,11 +147,12 @@ class Run:
     def pauses(self) -> list[int]:
         """Stretches without guesses that are longer than between control passes."""
         gaps = np.diff(self.passes_with) - 1
-        return [int(gap) for gap in gaps if gap > 2]
+        return [int(gap) for gap in gaps if gap > 32]
 
 
 def test_the_constants_are_those_of_the_slow_model() -> None:
-    assert (CONTROL, FEW, MANY, FRESH, SHOWN, LIKELY) == (16, 8, 32, 1 / 16, 2.0, 1.0)
+    assert (CONTROL, FEW, MANY, FRESH) == (16, 8, 32, 1 / 16)
+    assert (GAIN, LOSS, LIKELY) == (2.5, 2.0, 1.0)
     assert (PAUSE, LONGEST_PAUSE, FIRST) == (256, 4096, 4)
 
 
@@ -204,13 +214,23 @@ def test_all_ways_in_agree() -> None:
         assert np.allclose(left, middle, rtol=1e-9)
 
 
-def test_a_trial_goes_without_every_other_pass_and_a_forecast_that_is_on_in_one_of_sixteen() -> None:
+def test_of_two_passes_of_a_trial_one_goes_without_and_of_sixteen_where_guesses_are_on() -> None:
     payoff = Payoff(2)
-    assert [number for number in range(1, 20) if payoff.most(1, number) == 0] == list(range(2, 20, 2))
-    payoff.state.stage[0] = 1
-    without = [number for number in range(1, 161) if payoff.most(1, number) == 0]
-    assert without == list(range(16, 161, 16))
-    assert [number for number in range(1, 161) if goes_without(payoff.state, 0, number)] == without
+    for stage, length in ((0, 2), (1, 16)):
+        payoff.state.stage[0] = stage
+        without = [number for number in range(1600) if payoff.most(1, number) == 0]
+        assert [number // length for number in without] == list(range(1600 // length))
+        assert [number for number in range(1600) if goes_without(payoff.state, 0, number)] == without
+        places = np.bincount([number % length for number in without], minlength=length)
+        assert places.min() > 0.3 * places.mean()  # each place in a block is drawn about as often
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4, 8, 16])
+def test_users_who_take_turns_go_without_about_as_often(turns: int) -> None:
+    for length in (2, 16):
+        without = [block * length + drawn(block) % length for block in range(4000)]
+        share = np.bincount(np.array(without) % turns, minlength=turns) / len(without)
+        assert np.abs(share * turns - 1).max() < 0.2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -247,8 +267,8 @@ def test_guesses_stay_as_many_where_the_signs_are_mixed(in_time: int, late: int)
 
 
 def test_fewer_slots_than_the_first_guesses_are_all_that_is_sent() -> None:
-    assert Payoff(1, most=2).most(0, 1) == 2
-    assert Payoff(1, most=0).most(0, 1) == 0
+    assert max(Payoff(1, most=2).most(0, number) for number in range(8)) == 2
+    assert max(Payoff(1, most=0).most(0, number) for number in range(8)) == 0
 
 
 @pytest.mark.parametrize(("gain", "noise"), [(0.0, 0.0), (-0.15, 0.0), (-0.15, 0.1), (-0.5, 0.1)])
@@ -260,51 +280,62 @@ def test_nothing_is_ever_on_without_a_gain(gain: float, noise: float) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_it_is_on_only_once_a_gain_is_shown(seed: int) -> None:
-    """Up to 16 pairs of passes, all weigh the same: it is on from that pair on whose mean is beyond two errors."""
+    """Up to 16 pairs of passes, all weigh the same: it is on once a pair's mean is beyond two errors and a half."""
     payoff, random = Payoff(1), np.random.default_rng(seed)
-    seconds = 1e-3 * (1 + 0.2 * random.normal(size=32))
-    seconds[::2] -= 1.5e-4  # passes 1, 3 and so on have guesses
-    savings = seconds[1::2] - seconds[::2]
+    seconds = 1e-3 * (1 + 0.2 * random.normal(size=34))
+    guessed = np.array([payoff.most(0, number) > 0 for number in range(2, 36)])
+    seconds -= 2e-4 * guessed
+    pairs = np.where(guessed, -1, 1)[:32] * seconds[:32]
+    savings = pairs[::2] + pairs[1::2]
     errors = [savings[:n].std() / np.sqrt(n) for n in range(1, 17)]
-    shown = [n for n in range(FEW, 17) if savings[:n].mean() > 2 * errors[n - 1]]
+    shown = [n for n in range(FEW, 17) if savings[:n].mean() > 2.5 * errors[n - 1]]
     on = []
-    for number, taken in enumerate(seconds.tolist(), 1):
+    for number, taken in enumerate(seconds.tolist(), 2):
         payoff.note_pass(number, taken)
         if payoff.decision == "on":
             on.append(number)
             break
-    assert on == [2 * n for n in shown[:1]]
+    assert on == [2 + 2 * n for n in shown[:1]]  # known as soon as the next pair begins
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_clear_gain_is_on_within_32_passes_and_stays(seed: int) -> None:
     run = Run(gain=0.2, noise=0.1, seed=seed).run(2000)
     assert run.first_on is not None
-    assert 2 * FEW <= run.first_on <= 32
+    assert 2 * FEW <= run.first_on <= 34
     assert len(run.passes_with) >= 0.9 * 2000
     assert run.payoff.decision == "on"
 
 
-def test_a_gain_of_half_the_noise_is_found_by_most_and_is_never_lost_again() -> None:
+def test_a_gain_of_half_the_noise_is_found_by_most() -> None:
     runs = [Run(gain=0.1, noise=0.2, seed=seed).run(2000) for seed in range(20)]
     shares = [len(run.passes_with) / 2000 for run in runs]
-    assert np.mean([share >= 0.9 for share in shares]) >= 0.8
-    assert np.mean(shares) >= 0.85
-    assert all(run.first_on is not None and run.payoff.decision == "on" for run in runs)
+    assert np.mean([share >= 0.9 for share in shares]) >= 0.6
+    assert np.mean(shares) >= 0.75
 
 
 def test_a_gain_is_on_for_all_but_control_passes() -> None:
     run = Run(gain=0.3, noise=0.05, seed=0).run(1000)
-    assert run.first_on == 2 * FEW
-    after = [number for number in run.passes_with if number > 2 * FEW]
-    assert after == [number for number in range(2 * FEW + 1, 1001) if number % CONTROL]
+    assert run.first_on is not None
+    assert run.first_on <= 2 * FEW + 2
+    after = [number for number in run.passes_with if number >= 2 * CONTROL]
+    without = [number for number in range(2 * CONTROL, 1001) if number not in after]
+    assert [number // CONTROL for number in without] == list(range(2, 2 + len(without)))
 
 
+@pytest.mark.parametrize("loss", [0.02, 0.05, 0.15])
 @pytest.mark.parametrize("seed", range(10))
-def test_a_loss_costs_little(seed: int) -> None:
-    run = Run(gain=-0.15, noise=0.1, seed=seed).run(1000)
+def test_a_loss_costs_little(seed: int, loss: float) -> None:
+    run = Run(gain=-loss, noise=0.1, seed=seed).run(1000)
     assert run.cost < 0.02
-    assert run.payoff.decision == "off"
+    assert run.payoff.decision == "off" or loss == 0.02
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steep_growth_is_no_gain(seed: int) -> None:
+    """Passes that take 1 % longer each time: whoever goes without must not always come last."""
+    run = Run(gain=-0.05, noise=0.02, seed=seed, growth=0.01).run(400)
+    assert run.cost < 0.02
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -312,8 +343,8 @@ def test_pauses_double_up_to_the_longest(seed: int) -> None:
     pauses = Run(gain=-0.3, noise=0.05, seed=seed).run(20_000).pauses()
     expected = [256, 512, 1024, 2048, 4096, 4096, 4096]
     assert len(pauses) >= 6
-    # The pass before a pause, and that after it, may be a control pass.
-    assert all(0 <= found - wanted <= 2 for found, wanted in zip(pauses, expected, strict=False))
+    # The passes before a pause, and those after it, may be control passes.
+    assert all(0 <= found - wanted <= 4 for found, wanted in zip(pauses, expected, strict=False))
 
 
 @pytest.mark.parametrize("growth", [1e-3, -1e-3])
@@ -351,7 +382,7 @@ def test_a_layer_where_guesses_lose_is_switched_off_alone_and_tried_again(seed: 
             payoff.note(layer, number, 1e-3 + loss * guessed + 1e-5 * random.random() * (layer == 1), 0, 0)
     gaps = np.diff(tried)
     assert gaps[gaps > 100].tolist() == pytest.approx([PAUSE, 2 * PAUSE], abs=3)
-    assert tried[int(np.argmax(gaps > 100))] == FEW * CONTROL - 1
+    assert tried[int(np.argmax(gaps > 100))] == pytest.approx(FEW * CONTROL, abs=1)
     assert payoff.most(0, 1201) > 0
     assert payoff.most(2, 1201) > 0
     assert (payoff.state.off_until[[0, 2, 3]] == 0).all()
