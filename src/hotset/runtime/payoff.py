@@ -64,7 +64,7 @@ class Payoff:
         saved_ms, base_ms = 1e3 * self.state.saved_s[-1], 1e3 * self.state.mean_s[WITHOUT, -1]
         compared = int(self.state.compared[-1])
         if self.decision == "trial" and compared < FEW:
-            return f"every other pass goes without guesses; {compared} of at least {FEW} comparisons so far"
+            return f"one of every two passes goes without guesses; {compared} of at least {FEW} comparisons so far"
         what = f"save {saved_ms:.3f}" if saved_ms >= 0 else f"cost {-saved_ms:.3f}"
         return f"guesses {what} of {base_ms:.3f} ms per pass" + (
             f"; to be tried again at pass {int(self.state.off_until[-1])}" if self.decision == "off" else ""
