@@ -22,6 +22,7 @@ class PassWatcher:
         self.passes = 0
         self.requests = 0
         self._batch = 0
+        self._phase = Phase.PREFILL
         self._began_s = 0.0
         self._depth = 0  # an encoder may run inside its model or alone
         self.before_pass: Callable[[Pass], None] = lambda _: None
@@ -50,9 +51,11 @@ class PassWatcher:
         batch, length = (1, 1) if tokens is None else (tokens.shape[0], tokens.shape[1] if tokens.dim() > 1 else 1)
         fresh = _seen_tokens(kwargs.get("past_key_values")) == 0
         phase = Phase.DECODE if length == 1 and not fresh else Phase.PREFILL
-        if fresh or batch != self._batch:
+        next_turn = length > 1 and self._phase is Phase.DECODE  # of a chat that goes on with the same cache
+        if fresh or next_turn or batch != self._batch:
             self.requests += self._batch
             self._batch = batch
+        self._phase = phase
         self.passes += 1
         run = Pass(self.passes, batch, length, phase, self.requests, self._ids(tokens))
         self.before_pass(run)

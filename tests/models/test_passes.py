@@ -1,0 +1,70 @@
+"""Whose tokens a pass computes: every answer is a request of its own, also in a chat that keeps its cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import hotset  # noqa: E402
+from hotset import Phase, reference  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    loaded = hotset.load(reference.path(), memory="25%", device="cpu", prefetch="off")
+    yield loaded
+    loaded.hotset.close()
+
+
+def passes_of(model: Any, *calls: dict[str, Any]) -> list[tuple[int, Phase, int]]:
+    """The request, the phase and the length of every pass, requests counted from the first."""
+    seen: list[Any] = []
+    before, model.hotset.watcher.before_pass = model.hotset.watcher.before_pass, seen.append
+    for call in calls:
+        model.generate(max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0, **call)
+    model.hotset.watcher.before_pass = before
+    return [(run.first_request - seen[0].first_request, run.phase, run.length) for run in seen]
+
+
+def test_each_generate_is_a_request(model: Any) -> None:
+    ids = torch.tensor([[5, 9, 31]])
+    found = passes_of(model, {"input_ids": ids}, {"input_ids": ids})
+    one = [(Phase.PREFILL, 3), (Phase.DECODE, 1), (Phase.DECODE, 1)]
+    assert found == [(0, *each) for each in one] + [(1, *each) for each in one]
+
+
+def test_a_turn_that_goes_on_with_the_cache_is_a_request_of_its_own(model: Any) -> None:
+    from transformers import DynamicCache
+
+    cache, ids = DynamicCache(config=model.config), torch.tensor([[5, 9, 31]])
+    longer = torch.tensor([[5, 9, 31, 7, 8, 2, 4, 6]])
+    found = passes_of(
+        model, {"input_ids": ids, "past_key_values": cache}, {"input_ids": longer, "past_key_values": cache}
+    )
+    assert [request for request, _, _ in found] == [0, 0, 0, 1, 1, 1]
+    assert found[3][1] is Phase.PREFILL
+    assert 1 < found[3][2] < 8  # the cache was used
+
+
+def test_a_prompt_in_pieces_is_one_request(model: Any) -> None:
+    from transformers import DynamicCache
+
+    seen: list[Any] = []
+    before, model.hotset.watcher.before_pass = model.hotset.watcher.before_pass, seen.append
+    cache = DynamicCache(config=model.config)
+    for piece in ([5, 9, 31], [7, 8], [2], [4]):
+        with torch.no_grad():
+            model(input_ids=torch.tensor([piece]), past_key_values=cache, use_cache=True)
+    model.hotset.watcher.before_pass = before
+    assert len({run.first_request for run in seen}) == 1
+    assert [run.phase for run in seen] == [Phase.PREFILL, Phase.PREFILL, Phase.DECODE, Phase.DECODE]
+
+
+def test_a_batch_is_as_many_requests_as_it_has_rows(model: Any) -> None:
+    ids = torch.tensor([[5, 9, 31], [7, 8, 2]])
+    found = passes_of(model, {"input_ids": ids}, {"input_ids": ids[:1]})
+    assert [request for request, _, _ in found] == [0, 0, 0, 2, 2, 2]
