@@ -20,8 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python -m hotset.cli.demo
 
+# Processes side by side, one thread each: threads of several processes would spin against each other.
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # Every family of the newest and of the oldest supported transformers against stock.
 families: $(STAMP) $(OLDEST)/.ready
