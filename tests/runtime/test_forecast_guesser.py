@@ -15,12 +15,12 @@ import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.cache.plan import Scope  # noqa: E402
 from hotset.forecasts import names, parse  # noqa: E402
-from hotset.forecasts._payoff import ON  # noqa: E402
+from hotset.forecasts._payoff import LEAST_CHANCE, ON  # noqa: E402
 from hotset.models.budget import default_ahead, least_slots, plan_slots  # noqa: E402
 from hotset.models.gates import Gates  # noqa: E402
 from hotset.models.sites import find_sites  # noqa: E402
 from hotset.runtime.event import LiveEvent  # noqa: E402
-from hotset.runtime.forecasting import LEAST_CHANCE, ForecastGuesser, _by_votes  # noqa: E402
+from hotset.runtime.forecasting import ForecastGuesser, _by_votes  # noqa: E402
 from hotset.runtime.passes import Pass  # noqa: E402
 from hotset.runtime.payoff import Payoff  # noqa: E402
 from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402

@@ -17,6 +17,8 @@ import numpy as np
 
 from hotset.policies.base import compiled, compiled_entry
 
+LEAST_CHANCE = 0.3
+"""Below this a guess is wrong too often to be worth the link, even where it delays nobody."""
 CONTROL = 16
 """One decode pass in so many goes without guesses, to compare with."""
 FEW, MANY = 8, 32  # comparisons before anything is decided, and after which a trial ends

@@ -11,6 +11,7 @@ import torch
 
 from hotset.forecasts import Forecast, Seen
 from hotset.forecasts._kernel import steps_of
+from hotset.forecasts._payoff import LEAST_CHANCE
 from hotset.runtime.event import LiveEvent
 from hotset.runtime.guessing import IsNear
 from hotset.runtime.passes import Pass
@@ -19,8 +20,6 @@ from hotset.shape import ExpertKey, ModelShape
 
 Gate = Callable[[int, torch.Tensor, int, int], torch.Tensor]
 """What the routers of the layers ahead make of a layer's input: of layer, input, distances and width."""
-LEAST_CHANCE = 0.3
-"""Below this a guess is wrong too often to be worth the link, whatever it costs nobody else."""
 
 
 class ForecastGuesser:

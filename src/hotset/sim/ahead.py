@@ -19,6 +19,7 @@ from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, parse
 from hotset.forecasts._kernel import bind
 from hotset.forecasts._payoff import (
+    LEAST_CHANCE,
     PayoffState,
     goes_without,
     most_guesses,
@@ -31,7 +32,6 @@ from hotset.sim.link import Link
 from hotset.trace import Trace
 
 AUTO, OFF, ORACLE = "auto", "off", "oracle"
-LEAST_CHANCE = 0.3
 """What is less likely than this is not sent for, unless another threshold is asked for; the engine has the same."""
 STALL_S, TOTAL_S, IN_TIME, LATE, WASTED, DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES, PASSES_WITH = range(9)
 SUMS = 9

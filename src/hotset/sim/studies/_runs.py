@@ -8,9 +8,10 @@ from typing import NamedTuple
 from hotset.cache import Controller, SlotPlan
 from hotset.cache.plan import default_ahead
 from hotset.forecasts import names, parse
+from hotset.forecasts._payoff import LEAST_CHANCE
 from hotset.policies import parse as parse_policy
 from hotset.shape import ModelShape
-from hotset.sim.ahead import LEAST_CHANCE, Journey, simulate_ahead
+from hotset.sim.ahead import Journey, simulate_ahead
 from hotset.sim.link import Link
 from hotset.sim.studies._traces import Mix
 from hotset.trace import Phase, Trace

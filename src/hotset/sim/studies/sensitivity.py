@@ -9,11 +9,12 @@ from typing import Any
 
 from hotset.cache.learning import PRIOR_TOKENS, prime
 from hotset.cache.plan import default_ahead
+from hotset.forecasts._payoff import LEAST_CHANCE
 from hotset.policies.eam import CAPACITY
 from hotset.profile import Fingerprint
 from hotset.profile.fold import profile_of
 from hotset.profile.profile import UNKNOWN
-from hotset.sim.ahead import LEAST_CHANCE, simulate_ahead
+from hotset.sim.ahead import simulate_ahead
 from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
 from hotset.sim.studies._runs import LINK, LINK_WORDS, SHARE, Outcome, controller, drive, layout, outcome
 from hotset.sim.studies._traces import SPLIT, Mix, mixes
