@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +57,8 @@ class Controller:
         self.usage = make_usage(plan.shape)
         self.coming: dict[ExpertKey, int] = {}  # who is on the way to a slot held for it, and when it was last used
         self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
+        self.version = 0  # counts what changes the cache other than events: whoever has a copy takes it anew
+        self.before_change: Callable[[], None] | None = None  # brings the cache up to date if events run elsewhere
         self._kernels = kernels_of(type(policy))
         self._nobody = np.zeros(0, np.int32)
         self._ones = np.ones(plan.shape.experts, np.int32)
@@ -116,8 +118,15 @@ class Controller:
         """Everyone who sits in a slot, by layer and expert."""
         return [ExpertKey(*key) for key in np.argwhere(self.table.slot_of >= 0).tolist()]
 
+    def changing(self) -> None:
+        """Say, before looking at what is to change, that the cache is about to be changed other than by an event."""
+        self.version += 1
+        if self.before_change is not None:
+            self.before_change()
+
     def preload(self, scores: Grid) -> int:
         """Seat the highest-scored experts in empty slots, best first; returns how many sat down."""
+        self.changing()
         order = np.argsort(-scores, axis=None, kind="stable")
         order = order[scores.reshape(-1)[order] > 0]
         layers, experts = np.divmod(order, self.plan.shape.experts)
@@ -125,6 +134,7 @@ class Controller:
 
     def drop(self, keys: Iterable[ExpertKey]) -> None:
         """Empty the slots of these experts: what was to be loaded there never arrived."""
+        self.changing()
         for layer, expert in map(self._known, keys):
             slot = int(self.table.slot_of[layer, expert])
             if slot < 0:
@@ -135,6 +145,7 @@ class Controller:
 
     def vacate(self, layer: int, slot: int) -> None:
         """Put a slot that nobody sits in back among the empty ones."""
+        self.changing()
         group = int(self.table.group_of[layer])
         self.table.layer_in[slot] = self.table.expert_in[slot] = -1
         self.table.free[self.table.bounds[group] + self.table.num_free[group]] = slot
@@ -147,6 +158,7 @@ class Controller:
 
     def teach(self, rates: Grid, tokens: int) -> None:
         """Let the policy start as if a prompt of so many tokens had used the experts at these rates."""
+        self.changing()
         hottest_last = np.argsort(np.argsort(rates, axis=1, kind="stable"), axis=1)
         fresh = self.table.last == 0  # among equals the hotter counts as used later, which is all that recency can know
         self.table.last[fresh] = (hottest_last - rates.shape[1])[fresh]
@@ -158,6 +170,8 @@ class Controller:
 
     def adopt(self, other: Controller) -> None:
         """Exchange policies, with all that they learnt, with another cache of the same plan; who is resident stays."""
+        self.changing()
+        other.changing()
         for name in ("policy", "state", "_kernels"):
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, theirs)
@@ -165,6 +179,7 @@ class Controller:
 
     def pin(self, keys: Iterable[ExpertKey]) -> None:
         """Keep these experts for good, taking empty slots for those not resident; refused whole if one finds none."""
+        self.changing()
         grid = self.check_pins(keys)
         homeless = self._per_group((grid > 0) & (self.table.slot_of < 0)) - self.table.num_free
         if (homeless > 0).any():
@@ -178,6 +193,7 @@ class Controller:
 
     def unpin(self, keys: Iterable[ExpertKey]) -> None:
         """Let these experts be evicted again."""
+        self.changing()
         for key in {self._known(key) for key in keys} & set(self.pins()):
             self.table.last[key] = COMING if key in self.coming else self.table.clock[0]
         self._count_pins()
@@ -192,6 +208,7 @@ class Controller:
 
     def restore(self, saved: dict[str, npt.NDArray[Any]]) -> None:
         """Take up what a policy of the same kind and shape had learnt."""
+        self.changing()
         restore_state(self.state, saved)
 
     def _known(self, key: ExpertKey) -> ExpertKey:

@@ -83,6 +83,7 @@ class Handle(Insight):
         plan = engine.controller.plan
         return {
             "engine": engine.kind,
+            **engine.driven(),
             "policy": engine.controller.policy.spec,
             "shape": {"layers": plan.shape.layers, "experts": plan.shape.experts, "top_k": plan.shape.top_k},
             "slots": plan.cached,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ class PassWatcher:
         self._phase = Phase.PREFILL
         self._began_s = 0.0
         self._depth = 0  # an encoder may run inside its model or alone
+        self._cache: Callable[[], Any] = lambda: None  # that the pass under way, or the last one, adds to
+        self._edits: int | None = None  # of that cache, when the last pass ended
         self.before_pass: Callable[[Pass], None] = lambda _: None
 
     def attach(self, model: torch.nn.Module) -> Callable[[], None]:
@@ -49,7 +52,7 @@ class PassWatcher:
             return
         tokens = _tokens(args, kwargs)
         batch, length = (1, 1) if tokens is None else (tokens.shape[0], tokens.shape[1] if tokens.dim() > 1 else 1)
-        fresh = _seen_tokens(kwargs.get("past_key_values")) == 0
+        fresh = self._is_fresh(kwargs.get("past_key_values"), length)
         phase = Phase.DECODE if length == 1 and not fresh else Phase.PREFILL
         next_turn = length > 1 and self._phase is Phase.DECODE  # of a chat that goes on with the same cache
         if fresh or next_turn or batch != self._batch:
@@ -58,9 +61,19 @@ class PassWatcher:
         self._phase = phase
         self.passes += 1
         run = Pass(self.passes, batch, length, phase, self.requests, self._ids(tokens))
+        if phase is Phase.PREFILL:
+            self.engine.catch_up()  # a request ends here, with all that was served for it
         self.before_pass(run)
         self.engine.begin(run)
         self._began_s = time.perf_counter()
+
+    def _is_fresh(self, cache: Any, length: int) -> bool:
+        """Whether nothing came before; a cache on the device is not asked for its length at every token."""
+        goes_on = length == 1 and cache is not None and self._cache() is cache
+        self._cache = weakref.ref(cache) if hasattr(cache, "__weakref__") else lambda: None
+        if goes_on and self._edits is not None and _edits(cache) == self._edits:
+            return False
+        return _seen_tokens(cache) == 0
 
     def _ids(self, tokens: torch.Tensor | None) -> Any:
         wanted = self.engine.recorder is not None or self.engine.wants_tokens
@@ -68,10 +81,11 @@ class PassWatcher:
             return None
         return tokens.reshape(-1).cpu().numpy().astype(np.int32)
 
-    def _after(self, _: torch.nn.Module, __: Any, ___: Any) -> None:
+    def _after(self, _: torch.nn.Module, __: Any, output: Any) -> None:
         self._depth = max(self._depth - 1, 0)
         if self._depth:
             return
+        self._edits = None if output is None else _edits(self._cache())  # after a failure it may be as it was
         self.engine.end(self.engine.current, time.perf_counter() - self._began_s)
 
 
@@ -90,3 +104,15 @@ def _seen_tokens(cache: Any) -> int:
         return 0
     length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 1
     return int(length)
+
+
+def _edits(cache: Any) -> int | None:
+    """How often the length of a cache of fixed size was written to by the host; None where there is no telling.
+
+    A reset is such an edit. The replay of a graph is none, but it only adds to the length.
+    """
+    layers = getattr(cache, "layers", None)
+    length = getattr(layers[0], "cumulative_length", None) if layers else None
+    if not isinstance(length, torch.Tensor) or length.is_inference():
+        return None
+    return int(length._version)

@@ -27,14 +27,16 @@ class Recording(Recorder):
             raise HotsetError("this model is being recorded already: end that recording first")
         super().__init__(engine.shape, meta)
         self._engine, self._path = engine, path
-        engine.recorder, engine.gate = self, gate
+        with engine.quiet():  # what was served before is not part of it
+            engine.recorder, engine.gate = self, gate
         self._untap = tap.hold()
 
     def stop(self) -> None:
         """End the recording, and write it if it was given a path and anything ran; more than once does no harm."""
         if self._engine.recorder is not self:
             return
-        self._engine.recorder = self._engine.gate = None
+        with self._engine.quiet():  # and all that was served is
+            self._engine.recorder = self._engine.gate = None
         self._untap()
         if self._path is not None and self.blocks:
             self.save(self._path)

@@ -70,6 +70,11 @@ class AheadSlots(ABC, Generic[J]):
         return key in self._held
 
     @property
+    def rows(self) -> list[int]:
+        """The rows that no guess is in; all of them after `clear`."""
+        return self._free
+
+    @property
     def room(self) -> int:
         """How many guesses could be sent now."""
         self._drain()

@@ -58,8 +58,7 @@ class CachingEngine(Engine):
             with torch.no_grad():
                 return self.forward(layer, hidden, index, weights)
         with self._lock:
-            if self._broken:
-                raise HotsetError("an earlier failure left this engine unusable: load the model again")
+            self._refuse_if_broken()
             began = time.perf_counter()
             event = LiveEvent(hidden, index, weights, self._experts[layer], self._ask_device(layer, hidden))
             if len(event.experts):
@@ -68,6 +67,10 @@ class CachingEngine(Engine):
             total = event.total()
             self.clock.experts_s += time.perf_counter() - began
             return total
+
+    def _refuse_if_broken(self) -> None:
+        if self._broken:
+            raise HotsetError("an earlier failure left this engine unusable: load the model again")
 
     def _serve(self, layer: int, event: LiveEvent) -> None:
         self._broken = True  # an interrupt may come anywhere: from here on the slots are in order only if we say so
@@ -100,8 +103,16 @@ class CachingEngine(Engine):
         """Say that a pass is over, and how long it took."""
         with self._lock:
             super().end(run, seconds)
-            if self.guesser is not None and run.phase == Phase.DECODE:
-                self.guesser.note_pass(run, seconds)
+
+    def note_time(self, run: Pass, seconds: float) -> None:
+        """Take in how long a pass took; whoever guesses compares."""
+        super().note_time(run, seconds)
+        self.tell_guesser(run, seconds)
+
+    def tell_guesser(self, run: Pass, seconds: float) -> None:
+        """Tell whoever guesses how long a decode pass took."""
+        if self.guesser is not None and run.phase == Phase.DECODE:
+            self.guesser.note_pass(run, seconds)
 
     def quiet(self) -> AbstractContextManager[Any]:
         """A context in which no event is served: for whoever looks at the slots, or changes them, in between."""
@@ -178,6 +189,7 @@ class CachingEngine(Engine):
     def _pin_residents(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
         """Pin those that are here; returns the others."""
         with self._lock:
+            self.controller.changing()
             here = {key for key in keys if self.controller.table.slot_of[key] >= 0}
             self.controller.pin(here)
         return [key for key in keys if key not in here]

@@ -277,6 +277,7 @@ class DeviceEngine(CachingEngine):
         with self._lock:
             if pin:
                 self.streams.wait_for_all()  # what leaves may still be computed with
+            self.controller.changing()
             held = self.landing.hold_all([key for key in keys if slot_of[key] >= 0], evict=pin)
             with self.streams.copying():
                 for key, slot in held.items():
@@ -287,6 +288,7 @@ class DeviceEngine(CachingEngine):
             landed = self.streams.mark_copies()
         self.streams.block_until(landed)
         with self._lock:
+            self.controller.changing()
             return sum(self.landing.seat(key, slot, pin=pin) for key, slot in held.items())
 
     def load_bytes(self) -> npt.NDArray[np.int64]:
@@ -305,6 +307,10 @@ class DeviceEngine(CachingEngine):
         self._give_back()
         arrived = self._arrived[1] if self._arrived[0] is loads else set()
         return [expert for expert, slot in loads[:, :2].tolist() if slot >= 0 and expert not in arrived]
+
+    def driven(self) -> dict[str, str]:
+        """Who says what happens on the device."""
+        return {"driven_by": "host"}
 
     def settle(self) -> None:
         """Add up the time that the arithmetic waited for copies."""
@@ -409,6 +415,18 @@ class Streams:
         """What marks the end of all arithmetic so far."""
         return None if self._copies is None else torch.cuda.current_stream(self.device).record_event()
 
+    def moment(self) -> Any:
+        """A mark in the arithmetic that knows its time."""
+        if self._copies is None:
+            return time.perf_counter()
+        return torch.cuda.current_stream(self.device).record_event(self._cuda.Event(enable_timing=True))
+
+    def seconds_between(self, began: Any, over: Any) -> float:
+        """The time from one moment to a later one, which must have passed."""
+        if self._copies is None:
+            return float(over - began)
+        return float(began.elapsed_time(over)) / 1000
+
     def arithmetic_waits_for(self, landed: Any) -> None:
         """Let the arithmetic from here on begin after a mark, and note for how long it had nothing to do."""
         if landed is None:
@@ -436,7 +454,7 @@ class Streams:
 
     def block_until(self, landed: Any) -> None:
         """Block the calling thread until a mark is reached."""
-        if landed is not None:
+        if landed is not None and self._copies is not None:
             landed.synchronize()
 
     def waited_s(self) -> float:

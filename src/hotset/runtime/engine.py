@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
@@ -74,23 +75,32 @@ class Engine(ABC):
 
     def end(self, run: Pass, seconds: float) -> None:
         """Say that a pass is over, and how long it took."""
-        self.clock.pass_s += seconds
+        self.note_time(run, seconds)
         self.clock.passes += 1
         self.clock.tokens[run.phase] += run.batch * run.length
         if self.supervisor is not None:
             self.supervisor.after_pass()
+
+    def note_time(self, run: Pass, seconds: float) -> None:  # noqa: ARG002 - some tell whoever guesses
+        """Take in how long a pass took."""
+        self.clock.pass_s += seconds
+
+    def catch_up(self) -> None:  # noqa: B027 - only devices that work on their own are ever ahead
+        """Take in all that was served so far."""
+
+    def driven(self) -> dict[str, str]:
+        """Who says what happens on the device, where that is a question."""
+        return {}
 
     def record(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> None:
         """Note what one layer routed, if anybody wants to know, and what the routers ahead make of its input."""
         run, recorder = self.current, self.recorder
         if recorder is None:
             return
-        request = run.first_request + np.repeat(np.arange(run.batch), run.length)
-        if len(request) != len(index):
-            request = np.full(len(index), run.first_request)
         chosen, mass = index.cpu().numpy(), weights.detach().to(torch.float16).cpu().numpy()
         said = None if self.gate is None else self.gate(layer, hidden).cpu().numpy()
-        recorder.note(run.number, layer, chosen, mass, request.astype(np.int32), run.phase, run.token_ids, said)
+        request = requests_of(run, len(index))
+        recorder.note(run.number, layer, chosen, mass, request, run.phase, run.token_ids, said)
 
     @abstractmethod
     def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -106,6 +116,12 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back threads, files and memory."""
+
+
+def requests_of(run: Pass, tokens: int) -> npt.NDArray[np.int32]:
+    """Which request each token of a pass is of."""
+    request = run.first_request + np.repeat(np.arange(run.batch), run.length)
+    return (request if len(request) == tokens else np.full(tokens, run.first_request)).astype(np.int32)
 
 
 def refuse_training(module: torch.nn.Module) -> None:
