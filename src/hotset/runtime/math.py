@@ -39,6 +39,7 @@ class SlotLinear:
         self.biases = None if bias is None else arena.view(layout.part(bias))
         self.transposed = transposed
         self.width = self.weights.shape[2 if transposed else 1]
+        self._can_be_grouped = all(size * self.weights.itemsize % 16 == 0 for size in self.weights.shape[1:])
         self._matrices: dict[int, Tensor] = {}
 
     def matrix(self, slot: int) -> Tensor:
@@ -52,7 +53,8 @@ class SlotLinear:
     def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Map the rows up to each end by the matrix of each slot; a single row is mapped by all of them."""
         rows = rows.to(self.weights.dtype)
-        if rows.is_cuda and len(slots) > FEW_GROUPS and rows.dtype == torch.bfloat16 and rows.shape[0] > 1:
+        many = rows.is_cuda and len(slots) > FEW_GROUPS and rows.shape[0] > 1
+        if many and rows.dtype == torch.bfloat16 and self._can_be_grouped:
             return self._grouped(rows, slots, ends)
         out = rows.new_empty((ends[-1], self.width))
         sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
