@@ -1,0 +1,273 @@
+"""One kernel per event: look up a layer's experts, learn, choose who leaves, and say where every pair is computed.
+
+It does what hotset.cache.kernel does on the host, for decode events under the layer scope, with the experts of a layer
+as vectors. The host need not be asked: it replays the log of the events through its own cache when it likes.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from hotset.cache.controller import Controller
+from hotset.cache.plan import Scope
+from hotset.cache.table import FOREVER
+from hotset.errors import HotsetError
+from hotset.policies import Admit, Policy
+from hotset.runtime.graph.device_table import DeviceTable
+from hotset.runtime.graph.policies import find, names
+
+Tensor = torch.Tensor
+
+MOST_PAIRS = 128
+MOST_EXPERTS = 512
+
+_FOREVER = tl.constexpr(int(FOREVER))
+_ALWAYS, _SCORE = tl.constexpr(int(Admit.ALWAYS)), tl.constexpr(int(Admit.SCORE))
+
+
+class Outputs(NamedTuple):
+    """What one event leaves behind for the kernels that copy and compute."""
+
+    loads: Tensor  # int32 [most loads, 4]: expert, slot or -1 when staged, layer and expert that left or -1
+    missing: Tensor  # int32 [1], rows of loads and job_row that are new
+    job_row: Tensor  # int32 [most loads], the arena row that each load's bytes go to
+    pair_row: Tensor  # int32 [pairs], the arena row that each pair is computed from, or -1
+    pair_late: Tensor  # int8 [pairs], whether its expert is among the loads
+    log: Tensor  # int16 [ring, layers, pairs], the experts of the last passes, or -1
+    step: Tensor  # int64 [1], the number of the pass, which the caller counts up
+
+
+@triton.jit(do_not_specialize=["layer", "staging_row"], do_not_specialize_on_alignment=["index"])
+def plan_event(
+    index, layer, table, state, out, row_of, staging_row, stop,
+    look: tl.constexpr, judge: tl.constexpr, variant: tl.constexpr, admit: tl.constexpr, layers: tl.constexpr,
+    experts: tl.constexpr, lanes: tl.constexpr, pairs: tl.constexpr, width: tl.constexpr, ring: tl.constexpr,
+):  # fmt: skip
+    """Serve one event of one layer; run by one program."""
+    tl.atomic_add(stop, 1, sem="relaxed")  # what is still being guessed for this event ends
+    expert = tl.arange(0, lanes)
+    inside = expert < experts
+    asked = _read_event(index, layer, out, layers, experts, pairs, width, ring)
+    found = look(state, layer, experts, lanes)
+    slot_of = tl.load(table.slot_of + layer * experts + expert, mask=inside, other=-1)
+    last = tl.load(table.last + layer * experts + expert, mask=inside, other=0)
+    shield = tl.load(table.shield + layer * experts + expert, mask=inside, other=0.0)
+    num_free = tl.load(table.num_free + layer).to(tl.int32)
+    resident = tl.load(table.resident + layer)
+    first_slot = tl.load(table.bounds + layer).to(tl.int32)
+    slots = tl.load(table.bounds + layer + 1).to(tl.int32) - first_slot
+    movable = slots - tl.load(table.num_pinned + layer).to(tl.int32)
+    tick = tl.load(table.clock)
+    passes = tl.load(table.passes + layer)
+    rows = tl.load(row_of + slot_of, mask=slot_of >= 0, other=0)
+
+    counts = tl.sum((asked[:, None] == expert[None, :]).to(tl.int32), axis=0)
+    used = counts > 0
+    missing = used & (slot_of < 0)
+    both = tl.sum(used.to(tl.int32) + (missing.to(tl.int32) << 16), axis=0)
+    num_used, num_missing = both & 0xFFFF, both >> 16
+    tick += (num_used > 0).to(tl.int64)  # an event of sentinels alone is none
+    passes += (num_used > 0).to(tl.int64)
+    score = judge(
+        state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
+        experts, lanes, variant,
+    )  # fmt: skip
+    value = tl.maximum(score, shield)
+    last = tl.where(used, tl.maximum(last, tick), last)
+
+    scarce = num_missing > num_free
+    if admit == _ALWAYS and layers > 1:
+        scarce = scarce & (num_used > movable)
+    rank = tl.where(scarce, value, 0.0)  # equals come by rising number
+    slot_of, order, left, seated = _seat(
+        table, layer, slot_of, value, rank, last, missing, tick, num_missing, num_free, first_slot,
+        admit, experts, lanes,
+    )  # fmt: skip
+    rows = _tell_loads(table, out, row_of, staging_row, layer, rows, missing, slot_of, order, left, seated, lanes)
+
+    taken = tl.minimum(num_missing, num_free)
+    tl.debug_barrier()  # nobody may still be loading what is stored here
+    tl.store(table.slot_of + layer * experts + expert, slot_of, mask=inside)
+    tl.store(table.last + layer * experts + expert, last, mask=used)
+    tl.store(table.num_free + layer, (num_free - taken).to(tl.int64))
+    tl.store(table.resident + layer, resident + taken)
+    tl.store(table.clock, tick)
+    tl.store(table.passes + layer, passes)
+    tl.store(out.missing, num_missing)
+    _tell_pairs(out, asked, expert, rows, missing, pairs, width)
+
+
+@triton.jit
+def _read_event(
+    index, layer, out,
+    layers: tl.constexpr, experts: tl.constexpr, pairs: tl.constexpr, width: tl.constexpr, ring: tl.constexpr,
+):  # fmt: skip
+    """The expert of each pair, or -1; written to the log, too."""
+    pair = tl.arange(0, width)
+    asked = tl.load(index + pair, mask=pair < pairs, other=-1)
+    asked = tl.where((asked >= 0) & (asked < experts), asked, -1).to(tl.int32)
+    row = (tl.load(out.step) % ring) * layers + layer
+    tl.store(out.log + row * pairs + pair, asked.to(tl.int16), mask=pair < pairs)
+    return asked
+
+
+@triton.jit
+def _seat(
+    table, layer, slot_of, value, rank, last, missing, tick, num_missing, num_free, first_slot,
+    admit: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    """Give the missing experts slots, one after the other: empty ones, then those of the weakest residents.
+
+    Returns who sits where now, and of the missing their order, whom they made leave, and how many got a slot. The
+    table's own slot_of stays as it was meanwhile: whoever leaves sat there when the event began.
+    """
+    expert = tl.arange(0, lanes)
+    may_leave = (slot_of >= 0) & (last < tick)
+    turn = tl.where(may_leave, last, 0) * lanes + expert  # who goes first among equals: the older, then the lower
+    order = tl.full((lanes,), -1, tl.int32)
+    left = tl.full((lanes,), -1, tl.int32)
+    seated = 0
+    row = 0
+    while row < num_missing:
+        waiting = tl.where(missing & (order < 0), rank, float("-inf"))
+        best, newcomer = tl.max(waiting, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        lowest = tl.min(tl.where(may_leave, value, float("inf")), axis=0)
+        first = tl.min(tl.where(may_leave & (value == lowest), turn, _FOREVER), axis=0)
+        leaver = (first & (lanes - 1)).to(tl.int32)
+        evicts = (first != _FOREVER) & (row >= num_free)
+        if admit == _SCORE:
+            evicts = evicts & (best >= lowest)
+        elif admit != _ALWAYS:
+            evicts = row < 0  # only while slots are empty
+        slot = tl.load(table.free + first_slot + num_free - 1 - row, mask=row < num_free, other=-1)
+        slot = tl.maximum(slot, tl.load(table.slot_of + layer * experts + leaver, mask=evicts, other=-1))
+
+        leaves = evicts & (expert == leaver)
+        comes = expert == newcomer
+        may_leave = may_leave & (leaves == 0)
+        slot_of = tl.where(leaves, -1, tl.where(comes, slot, slot_of))
+        left = tl.where(comes & evicts, leaver, left)
+        order = tl.where(comes, row, order)
+        seated += tl.where(slot >= 0, 1, 0)
+        row += 1
+    return slot_of, order, left, seated
+
+
+@triton.jit
+def _tell_loads(
+    table, out, row_of, staging_row, layer, rows, missing, slot_of, order, left, seated, lanes: tl.constexpr
+):
+    """Say what is to be loaded, where its bytes go and who left; returns where each expert used is to be found."""
+    expert = tl.arange(0, lanes)
+    sits = missing & (slot_of >= 0)
+    goes_to = tl.load(row_of + slot_of, mask=sits, other=0)
+    goes_to = tl.where(sits, goes_to, staging_row + order - seated)  # those without a slot come last
+    place = out.loads + order * 4
+    tl.store(place, expert, mask=missing)
+    tl.store(place + 1, slot_of, mask=missing)
+    tl.store(place + 2, tl.where(left >= 0, layer, -1), mask=missing)
+    tl.store(place + 3, left, mask=missing)
+    tl.store(out.job_row + order, goes_to, mask=missing)
+    tl.store(table.expert_in + slot_of, expert, mask=sits)
+    tl.store(table.layer_in + slot_of, tl.zeros((lanes,), tl.int32) + layer, mask=sits)
+    return tl.where(missing, goes_to, rows)
+
+
+@triton.jit
+def _tell_pairs(out, asked, expert, rows, missing, pairs: tl.constexpr, width: tl.constexpr):
+    """Say of each pair where it is computed, and whether its bytes are still to come."""
+    pair = tl.arange(0, width)
+    told = rows * 2 + missing.to(tl.int32)  # both in one number, so that one sum finds them
+    told = tl.sum(tl.where(asked[:, None] == expert[None, :], told[None, :], 0), axis=1)
+    tl.store(out.pair_row + pair, tl.where(asked >= 0, told >> 1, -1), mask=pair < pairs)
+    tl.store(out.pair_late + pair, (told & 1).to(tl.int8), mask=pair < pairs)
+
+
+class Plan:
+    """Plans the decode events of one cache on its device; calling it launches one kernel and waits for nothing.
+
+    `pairs` is the number of tokens times top_k of every event; `row_of` (int32 [slots], on the device) says which row
+    of the arena each slot lies in, and staged experts go to the rows from `staging_row` on, up to `most_loads` of them.
+    The buffers in `out` are overwritten by every event. An index of sentinels alone changes nothing but them.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        table: DeviceTable,
+        pairs: int,
+        row_of: Tensor,
+        staging_row: int,
+        *,
+        ring: int = 64,
+        stop: Tensor | None = None,
+    ) -> None:
+        reason = self.supports(controller.policy, controller.plan.scope)
+        shape = controller.plan.shape
+        if reason is None and not (1 <= pairs <= MOST_PAIRS and shape.experts <= MOST_EXPERTS):
+            reason = (
+                f"{pairs} pairs of {shape.experts} experts: the most are {MOST_PAIRS} pairs of {MOST_EXPERTS} experts"
+            )
+        if reason is not None:
+            raise HotsetError(f"this cache cannot be planned on the device: {reason}")
+        self.table, self.row_of, self.staging_row = table, row_of, staging_row
+        self._stop = torch.zeros(1, dtype=torch.int64, device=table.device) if stop is None else stop
+        self.most_loads = min(pairs, shape.experts)
+        self.out = _buffers(self.most_loads, pairs, shape.layers, ring, table.device)
+        policy = find(controller.policy.name)
+        self._state = policy.tensors(table.state)
+        lanes, width = max(triton.next_power_of_2(shape.experts), 16), max(triton.next_power_of_2(pairs), 2)
+        # One warp needs no barriers to add up, as long as it can hold the pairs by the experts in its registers.
+        self.num_warps = max(policy.least_warps, min(lanes * width // 1024, 8))
+        self._constants = {
+            "look": policy.look,
+            "judge": policy.judge,
+            "variant": policy.variant(controller.policy, table.state),
+            "admit": int(controller.policy.admission),
+            "layers": shape.layers,
+            "experts": shape.experts,
+            "lanes": lanes,
+            "pairs": pairs,
+            "width": width,
+            "ring": ring,
+        }
+
+    @staticmethod
+    def supports(policy: Policy, scope: Scope) -> str | None:
+        """Why a policy cannot be planned on the device, or None if it can."""
+        if policy.name not in names():
+            return f"{policy.name} runs on the host only; on the device there are {', '.join(names())}"
+        if scope is not Scope.LAYER:
+            return "slots shared by all layers are chosen among on the host only"
+        if policy.admission is Admit.LATE:
+            return "with admit=late an event's own experts may leave while they are being computed"
+        return find(policy.name).refuses(policy)
+
+    def __call__(self, layer: int, index: Tensor) -> None:
+        """Plan one event: index (int64) names each pair's expert, or one that does not exist."""
+        launch: Any = plan_event[(1,)]
+        launch(
+            index, layer, self.table.table, self._state, self.out, self.row_of, self.staging_row, self._stop,
+            **self._constants,
+            num_warps=self.num_warps, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def _buffers(most_loads: int, pairs: int, layers: int, ring: int, device: torch.device) -> Outputs:
+    def filled(shape: tuple[int, ...], kind: torch.dtype, value: int = -1) -> Tensor:
+        return torch.full(shape, value, dtype=kind, device=device)
+
+    return Outputs(
+        loads=filled((most_loads, 4), torch.int32),
+        missing=filled((1,), torch.int32, 0),
+        job_row=filled((most_loads,), torch.int32),
+        pair_row=filled((pairs,), torch.int32),
+        pair_late=filled((pairs,), torch.int8, 0),
+        log=filled((ring, layers, pairs), torch.int16),
+        step=filled((1,), torch.int64, 0),
+    )

@@ -1,0 +1,57 @@
+"""What to keep, on the device: one policy per file, named like its twin in hotset.policies.
+
+A file defines two Triton functions, and `DEVICE`, which says how the host calls them:
+
+    look(state, layer, experts, lanes)
+        loads what is known of a layer, before it is known what the event asks for: memory is slow to answer
+    judge(state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
+          experts, lanes, variant)
+        learns from the event and returns what each expert is worth, a vector; `found` is what look returned
+
+`used`, `counts` and `slot_of` are vectors over the layer's experts, padded to `lanes`, a power of two. An event that
+uses nobody must change nothing. Threads do not run in step, and some load what others store: a barrier stands between
+every load and the store to the same place, and between a store and a later load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, NamedTuple
+
+from hotset.policies import Policy
+
+
+def _nothing(policy: Policy) -> str | None:  # noqa: ARG001 - what refuses nothing need not look
+    return None
+
+
+def _as_it_is(state: Any) -> Any:
+    return state
+
+
+def _one(policy: Policy, state: Any) -> int:  # noqa: ARG001 - for policies of one variant
+    return 0
+
+
+class DevicePolicy(NamedTuple):
+    """How the host calls the functions of one policy."""
+
+    look: Any
+    judge: Any
+    tensors: Callable[[Any], Any] = _as_it_is  # the named tuple of tensors that judge takes as its state
+    variant: Callable[[Policy, Any], int] = _one  # compiled separately
+    refuses: Callable[[Policy], str | None] = _nothing  # the reason why these options do not run here
+    least_warps: int = 1
+
+
+def names() -> list[str]:
+    """The policies that run on the device."""
+    return sorted(module.name for module in iter_modules(__path__))
+
+
+def find(name: str) -> DevicePolicy:
+    """The device's side of a policy."""
+    found: DevicePolicy = import_module(f"{__name__}.{name}").DEVICE
+    return found

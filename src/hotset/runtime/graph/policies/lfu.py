@@ -1,0 +1,42 @@
+"""Least frequently used, on the device; with history off, a count ends with its expert's eviction."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# ruff: noqa: ARG001 - every policy takes the same arguments
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from hotset.runtime.graph.policies import DevicePolicy
+
+
+@triton.jit
+def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+    """How often each expert was used."""
+    expert = tl.arange(0, lanes)
+    return tl.load(state.uses + layer * experts + expert, mask=expert < experts, other=0.0)
+
+
+@triton.jit
+def judge(
+    state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
+    experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
+):  # fmt: skip
+    """Count the tokens that used each expert."""
+    expert = tl.arange(0, lanes)
+    uses = found
+    if variant == 0:
+        uses = tl.where(used & (slot_of < 0), 0.0, uses)
+    uses += counts.to(tl.float64)
+    tl.debug_barrier()
+    tl.store(state.uses + layer * experts + expert, uses, mask=used)
+    return uses
+
+
+def _variant(policy: Any, state: Any) -> int:
+    return int(policy.history)
+
+
+DEVICE = DevicePolicy(look, judge, variant=_variant)

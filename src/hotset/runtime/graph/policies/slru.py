@@ -1,0 +1,79 @@
+"""Segmented LRU, on the device, with its frequency hint or without."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# ruff: noqa: ARG001 - every policy takes the same arguments
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from hotset.policies import slru as host
+from hotset.runtime.graph.policies import DevicePolicy
+from hotset.runtime.graph.policies.decay import add_uses
+
+_ABOVE = tl.constexpr(host._ABOVE)
+
+
+@triton.jit
+def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+    """Since when each expert is in its segment, whether that is the protected one, and the decayed uses."""
+    expert = tl.arange(0, lanes)
+    place, inside = layer * experts + expert, expert < experts
+    since = tl.load(state.since + place, mask=inside, other=0.0)
+    protected = tl.load(state.protected + place, mask=inside, other=0) != 0
+    level = tl.load(state.level + place, mask=inside, other=0.0)
+    return since, protected, level, tl.load(state.options), tl.load(state.options + 2)
+
+
+@triton.jit
+def judge(
+    state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
+    experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
+):  # fmt: skip
+    """Promote what was hit, put what must be loaded on probation, and score by recency within the segments."""
+    expert = tl.arange(0, lanes)
+    place, inside, seated = layer * experts + expert, expert < experts, slot_of >= 0
+    since, before, level, share, half_life = found
+    now = tick.to(tl.float64)
+    since = tl.where(used, now, since)
+    protected = tl.where(used, seated, before)
+    promoted = tl.max((used & seated & (before == 0)).to(tl.int32), axis=0)
+    if promoted > 0:
+        room = (share * slots.to(tl.float64)).to(tl.int32)
+        since, protected = _demote(since, protected, seated, now, room, lanes)
+    today = passes.to(tl.float64) / half_life
+    if variant == 1:
+        level = add_uses(level, today, used, counts)
+    tl.debug_barrier()
+    tl.store(state.since + place, since, mask=inside)
+    tl.store(state.protected + place, protected, mask=inside)
+    if variant == 1:
+        tl.store(state.level + place, level, mask=used)
+        score = tl.where(protected, since + _ABOVE, level - today)
+    else:
+        score = tl.where(protected, since + _ABOVE, since)
+    return score
+
+
+@triton.jit
+def _demote(since, protected, seated, now, room, lanes: tl.constexpr):
+    """Bring the protected segment to size: the least recent go back on probation, to its most recent end."""
+    expert = tl.arange(0, lanes)
+    held = tl.sum((protected & seated).to(tl.int32), axis=0)
+    while held > room:
+        may_fall = protected & seated
+        oldest = tl.min(tl.where(may_fall, since, float("inf")), axis=0)
+        falls = tl.min(tl.where(may_fall & (since == oldest), expert, lanes), axis=0)
+        protected = protected & (expert != falls)
+        since = tl.where(expert == falls, now, since)
+        held -= 1
+    return since, protected
+
+
+def _variant(policy: Any, state: Any) -> int:
+    return int(policy.hint)
+
+
+DEVICE = DevicePolicy(look, judge, variant=_variant)

@@ -1,0 +1,95 @@
+"""A cache planned twice: by the host's compiled code and by the device's kernel, compared event for event."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hotset.cache.controller import Controller
+from hotset.cache.plan import SlotPlan
+from hotset.policies import parse
+from hotset.runtime.graph.device_table import DeviceTable
+from hotset.runtime.graph.plan import Plan
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ROUNDED = ("level",)  # powers and logarithms differ in the last bit between libraries
+
+
+class Twins:
+    """Serves every event on both sides and asserts that they agree."""
+
+    def __init__(self, shape, slots, spec, pairs, *, prepare=None, ring=4):
+        self.host = Controller(SlotPlan(shape, slots), parse(spec))
+        if prepare is not None:
+            prepare(self.host)
+        self.shape = shape
+        rng = np.random.default_rng(slots)
+        self.row_of = rng.permutation(2 * slots).astype(np.int32)[:slots]  # slots lie anywhere in the arena
+        self.staging_row = 2 * slots
+        self.table = DeviceTable.upload(self.host, DEVICE)
+        row_of = torch.from_numpy(self.row_of).to(DEVICE)
+        self.plan = Plan(self.host, self.table, pairs, row_of, self.staging_row, ring=ring)
+        self.loads = self.staged = self.evicted = 0
+
+    def serve(self, layer, index):
+        """One event, given by the expert of each pair; whoever does not exist is no part of it."""
+        asked = np.asarray(index, np.int64)
+        self.plan(layer, torch.from_numpy(asked).to(DEVICE))
+        real = asked[(asked >= 0) & (asked < self.shape.experts)]
+        experts, counts = np.unique(real, return_counts=True)
+        missing = 0
+        if len(experts):
+            missing = self.host.route(layer, experts.astype(np.int32), counts.astype(np.int32), len(asked))
+        rows = self.host.table.loads[:missing]
+        found = self.plan.out.missing.item()
+        np.testing.assert_array_equal(self.plan.out.loads[:found].cpu().numpy(), rows)
+        self._check_rows(layer, asked, rows)
+        self.loads += missing
+        self.staged += int((rows[:, 1] < 0).sum())
+        self.evicted += int((rows[:, 3] >= 0).sum())
+
+    def _check_rows(self, layer, asked, rows):
+        """Where pairs are computed and loads go, as the slots and the order of the staged say."""
+        staged = iter(range(self.staging_row, self.staging_row + len(rows)))
+        goes_to = [self.row_of[slot] if slot >= 0 else next(staged) for slot in rows[:, 1]]
+        np.testing.assert_array_equal(self.plan.out.job_row[: len(rows)].cpu().numpy(), goes_to)
+        late = dict(zip(rows[:, 0].tolist(), goes_to, strict=True))
+        slot_of = self.host.table.slot_of[layer]
+        real = (asked >= 0) & (asked < self.shape.experts)
+        expected = [
+            -1 if not is_real else late[e] if e in late else self.row_of[slot_of[e]]
+            for e, is_real in zip(asked.tolist(), real, strict=True)
+        ]
+        np.testing.assert_array_equal(self.plan.out.pair_row.cpu().numpy(), expected)
+        np.testing.assert_array_equal(self.plan.out.pair_late.cpu().numpy(), [e in late for e in asked.tolist()])
+        logged = self.plan.out.log[self.plan.out.step.item() % len(self.plan.out.log), layer]
+        np.testing.assert_array_equal(logged.cpu().numpy(), np.where(real, asked, -1))
+
+    def run(self, events):
+        """All events, each a layer and its index; a new pass begins where the layer does not rise."""
+        before = -1
+        for layer, index in events:
+            if layer <= before:
+                self.plan.out.step.add_(1)
+            self.serve(layer, index)
+            before = layer
+        self.agree()
+
+    def agree(self):
+        """Assert that everything either side remembers is the same, bit for bit where arithmetic allows it."""
+        for name, theirs in self.host.table._asdict().items():
+            if name not in ("counters", "loads", "worth"):
+                same_bits(name, getattr(self.table.table, name).cpu().numpy(), theirs)
+        for name, theirs in self.host.state._asdict().items():
+            mine = getattr(self.table.state, name).cpu().numpy()
+            if name in ROUNDED:
+                np.testing.assert_allclose(mine, theirs, rtol=1e-12, err_msg=name)
+            else:
+                same_bits(name, mine, theirs)
+
+
+def same_bits(name, mine, theirs):
+    assert mine.dtype == theirs.dtype, name
+    assert mine.shape == theirs.shape, name
+    differ = np.ascontiguousarray(mine).view(np.uint8) != np.ascontiguousarray(theirs).view(np.uint8)
+    assert not differ.any(), f"{name} differs in {np.argwhere(mine != theirs)[:4].tolist()}"
