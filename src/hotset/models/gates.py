@@ -39,8 +39,8 @@ class Choice(NamedTuple):
     kept: int = 1
     counted: int = 1
 
-    def best(self, logits: Tensor, correction: Tensor | None, experts: int, width: int) -> Tensor:
-        """The numbers of the experts that come first, best first; rows past them count in the scores only."""
+    def scores(self, logits: Tensor, correction: Tensor | None, experts: int) -> Tensor:
+        """What decides who is chosen: [tokens, experts]; rows past them count in the scores only."""
         scores = logits if self.score is None else self.score(logits)
         if scores.shape[-1] > experts:
             scores = scores[:, :experts]
@@ -48,7 +48,7 @@ class Choice(NamedTuple):
             scores = scores + correction
         if self.groups > self.kept:
             scores = self._limited(scores)
-        return scores.topk(width, dim=-1).indices
+        return scores
 
     def _limited(self, scores: Tensor) -> Tensor:
         grouped = scores.view(len(scores), self.groups, -1)
@@ -67,11 +67,15 @@ class Router(NamedTuple):
     choice: Choice = Choice()
 
     def best(self, hidden: Tensor, width: int) -> Tensor:
-        """Whom it puts first for each token, best first."""
+        """The numbers of those whom it puts first for each token, best first."""
+        return self.scores(hidden).topk(width, dim=-1).indices
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """By what it chooses: [tokens, experts]."""
         if hidden.dtype is not self.matrix.dtype:
             hidden = hidden.to(self.matrix.dtype)
         logits = torch.nn.functional.linear(hidden, self.matrix, self.offset)
-        return self.choice.best(logits, self.correction, self.experts, width)
+        return self.choice.scores(logits, self.correction, self.experts)
 
 
 class Gates:
@@ -112,6 +116,32 @@ class Gates:
         none = _nothing(len(hidden), 1, width, hidden.device)[:, 0]
         said = [none if router is None else router.best(hidden, width) for router in ahead]
         return torch.stack(said + [none] * (distances - len(said)), dim=1)
+
+    def scores(self, layer: int, hidden: Tensor, distances: int) -> list[Tensor]:
+        """By what the routers of the next layers would choose for this layer's input: [tokens, experts] of each.
+
+        All have the width of the widest; who cannot be chosen has minus infinity. Beyond the last layer there is none.
+        """
+        scale = self.scales[layer]
+        if scale is not None:
+            hidden = hidden * scale
+        ahead = self.routers[layer + 1 : layer + 1 + distances]
+        widest = max((router.experts for router in self.routers if router is not None), default=0)
+        return [_none_of(len(hidden), widest, hidden.device) if one is None else _widened(one.scores(hidden), widest)
+                for one in ahead]  # fmt: skip
+
+
+def _widened(scores: Tensor, width: int) -> Tensor:
+    """Scores of as many experts as the widest layer has."""
+    if scores.shape[-1] < width:
+        scores = torch.nn.functional.pad(scores, (0, width - scores.shape[-1]), value=float("-inf"))
+    return scores.contiguous()
+
+
+@lru_cache(maxsize=64)
+def _none_of(tokens: int, experts: int, device: torch.device) -> Tensor:
+    """Nobody can be chosen; made once and then shared: nobody writes to them."""
+    return torch.full((tokens, experts), float("-inf"), device=device)
 
 
 @lru_cache(maxsize=64)
@@ -214,7 +244,7 @@ def _ask(module: Any, router: Router, top_k: int, options: Sequence[Choice]) -> 
     logits = torch.nn.functional.linear(rows, router.matrix, router.offset)
 
     def alike(option: Choice) -> int:
-        said = option.best(logits, router.correction, router.experts, top_k)
+        said = option.scores(logits, router.correction, router.experts).topk(top_k, dim=-1).indices
         return int((said.unsqueeze(-1) == right.unsqueeze(-2)).sum())
 
     return max(options, key=alike)

@@ -1,0 +1,339 @@
+"""Kernels of prefetch on the device: take over what was guessed, pick whom to guess, and copy until the next event."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LEAST_CHANCE = 0.3
+OWN_WEIGHT, ALL_WEIGHT, START, MOST_TRIALS = 24.0, 8.0, 0.5, 8192.0
+"""How the chance of a rank is learnt: as by hotset.forecasts.gate, which says what they mean."""
+
+_LEAST, _MOST_TRIALS = tl.constexpr(LEAST_CHANCE), tl.constexpr(MOST_TRIALS)
+_OWN_WEIGHT, _ALL_WEIGHT, _START = tl.constexpr(OWN_WEIGHT), tl.constexpr(ALL_WEIGHT), tl.constexpr(START)
+_CHUNK = tl.constexpr(32)
+
+
+@triton.jit
+def _blocks_below(end, program, programs: tl.constexpr):
+    """How many of a program's blocks have a number below `end`."""
+    return (tl.maximum(end - program, 0) + programs - 1) // programs
+
+
+@triton.jit
+def _arrived(progress, blocks, lanes: tl.constexpr, programs: tl.constexpr):
+    """How many blocks of each guess were copied; a list's blocks are numbered from its first guess on."""
+    program = tl.arange(0, programs)
+    done = tl.load(progress + program)[None, :]
+    first = (tl.arange(0, lanes) * blocks)[:, None]
+    below = _blocks_below(tl.minimum(done, first + blocks), program[None, :], programs)
+    return tl.sum(below - _blocks_below(tl.minimum(done, first), program[None, :], programs), axis=1)
+
+
+@triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["index"])
+def claim(
+    index, layer, state, out, slot_of, row_of, job_ahead, words_of,
+    several: tl.constexpr, layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr, pairs: tl.constexpr,
+    pair_lanes: tl.constexpr, loads: tl.constexpr, load_lanes: tl.constexpr, distances: tl.constexpr,
+    guesses: tl.constexpr, guess_lanes: tl.constexpr, width: tl.constexpr, rank_lanes: tl.constexpr,
+    programs: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Let the loads of an event take over what was guessed, and learn from it.
+
+    The first program does the one, the others share the rest; none reads what another writes. The copies wait for
+    this, so what can be is loaded at once, before anything is stored.
+    """
+    part = layer % (distances + 1)
+    now = tl.load(state.stop)
+    valid = tl.load(state.target + part) == now
+    words = tl.load(words_of + layer)
+    pair, place, job = tl.arange(0, pair_lanes), tl.arange(0, guess_lanes), tl.arange(0, load_lanes)
+    asked = tl.load(index + pair, mask=pair < pairs, other=-1)
+    asked = tl.where((asked >= 0) & (asked < experts), asked, -1).to(tl.int32)
+    guess = tl.load(state.guess_expert + part * guesses + place, mask=place < guesses, other=-1)
+    guess = tl.where(valid, guess, -1)
+    blocks = (words + block - 1) // block
+    copied = tl.where(guess >= 0, _arrived(state.progress + part * programs, blocks, guess_lanes, programs), 0)
+    loaded = job < tl.load(out.missing)
+    expert = tl.where(loaded, tl.load(out.loads + 4 * job, mask=job < loads, other=-2), -2)
+    same = expert[:, None] == guess[None, :]
+    wanted = tl.max(same.to(tl.int32), axis=0) > 0
+    if tl.program_id(0) == 0:
+        slot = tl.load(out.loads + 4 * job + 1, mask=job < loads, other=-1)
+        row = tl.load(state.guess_row + part * guesses + place, mask=place < guesses, other=0)
+        same = same & (copied > 0)[None, :]  # who has not set out is no guess
+        found = tl.max(tl.where(same, place[None, :], -1), axis=1)
+        goes_to = tl.sum(tl.where(same, row[None, :], 0), axis=1)
+        swaps = (found >= 0) & (slot >= 0)
+        given = tl.load(row_of + slot, mask=swaps, other=0)
+        mine = (asked[:, None] == guess[None, :]) & (copied > 0)[None, :]  # missing: it was not resident
+        pair_goes_to = tl.max(tl.where(mine, row[None, :], -1), axis=1)
+        tl.debug_barrier()  # nobody may still be loading what is stored here
+        tl.store(job_ahead + job, found, mask=loaded)
+        tl.store(out.job_row + job, goes_to, mask=found >= 0)
+        tl.store(row_of + slot, goes_to, mask=swaps)
+        tl.store(state.ahead_row + part * guesses + found, given, mask=swaps)
+        tl.store(out.pair_row + pair, pair_goes_to, mask=pair_goes_to >= 0)  # late ones, whom nobody looks at yet
+        tl.store(state.epoch, now + 1)
+    elif tl.program_id(0) == 1:
+        if tl.max(asked, axis=0) >= 0:  # an event of sentinels alone is none
+            _judge(state, wanted, copied, blocks, words, block)
+    elif tl.program_id(0) == 2:
+        for distance in tl.static_range(distances):
+            _note_residents(state, layer + 1 + distance, slot_of, distance, layers, experts, lanes)
+    elif tl.max(asked, axis=0) >= 0:
+        for distance in tl.static_range(distances):
+            if tl.program_id(0) == 3 + distance:
+                _learn(state, layer, part, now, asked, distance, distances, several, layers, width, rank_lanes)
+
+
+@triton.jit
+def _judge(state, wanted, copied, blocks, words, block: tl.constexpr):
+    """Tally what came of the guesses."""
+    kind = tl.arange(0, 8)
+    before = tl.load(state.tallies + kind, mask=kind < 6, other=0)
+    what = tl.where(wanted == 0, 2, tl.where(copied == blocks, 0, 1))
+    size = tl.minimum(copied.to(tl.int64) * block, words) * 8
+    worth = tl.where((kind < 3)[:, None], 1, size[None, :])
+    mine = (kind % 3)[:, None] == what[None, :]
+    tally = tl.sum(tl.where(mine & (copied > 0)[None, :], worth, 0), axis=1)
+    tl.debug_barrier()
+    tl.store(state.tallies + kind, before + tally, mask=kind < 6)
+
+
+@triton.jit
+def _learn(
+    state, layer, part, now, asked, distance: tl.constexpr, distances: tl.constexpr,
+    several: tl.constexpr, layers: tl.constexpr, width: tl.constexpr, lanes: tl.constexpr,
+):  # fmt: skip
+    """Note of each rank whether whom the router named beforehand is of the event."""
+    rank = tl.arange(0, lanes)
+    valid = tl.load(state.named_for + part * distances + distance) == now
+    named = tl.load(state.named + (part * distances + distance) * width + rank, mask=rank < width, other=-1)
+    own = state.own + (((distance * 2 + several) * layers + layer) * width + rank) * 2
+    shared = state.shared + ((distance * 2 + several) * width + rank) * 2
+    own_hits, own_trials = _cells(own, rank < width)
+    hits, trials = _cells(shared, rank < width)
+    tried = (named >= 0) & valid
+    hit = tl.max((asked[:, None] == named[None, :]).to(tl.int32), axis=0).to(tl.float32)
+    tl.debug_barrier()
+    _count(own, own_hits, own_trials + 1.0, hit, tried)
+    _count(shared, hits, trials + 1.0, hit, tried)
+
+
+@triton.jit
+def _cells(cell, mask):
+    """Hits and trials."""
+    return tl.load(cell, mask=mask, other=0.0), tl.load(cell + 1, mask=mask, other=0.0)
+
+
+@triton.jit
+def _count(cell, hits, trials, hit, tried):
+    """Store hits and trials after one more; those that have grown long forget half first."""
+    kept = tl.where(trials > _MOST_TRIALS, 0.5, 1.0)
+    tl.store(cell, hits * kept + hit, mask=tried)
+    tl.store(cell + 1, trials * kept, mask=tried)
+
+
+@triton.jit
+def _note_residents(
+    state, layer, slot_of, distance: tl.constexpr, layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr
+):
+    """Note who is resident in a layer ahead: once that may be planned, its table is not safe to read."""
+    expert = tl.arange(0, lanes)
+    inside = (expert < experts) & (layer < layers)
+    seat = tl.load(slot_of + layer * experts + expert, mask=inside, other=0)
+    tl.store(state.seat + distance * experts + expert, seat, mask=expert < experts)
+
+
+@triton.jit
+def _copy(source, target, first, words, block: tl.constexpr):
+    """Copy one block of an expert."""
+    place = first + tl.arange(0, block)
+    there = place < words
+    values = tl.load(source + place, mask=there, other=0, eviction_policy="evict_first")
+    tl.store(target + place, values, mask=there)
+
+
+@triton.jit(do_not_specialize=["layer"])
+def fetch(
+    host, rows, host_row_of, out, job_ahead, progress, layer, words, slot_words, parts,
+    experts: tl.constexpr, programs: tl.constexpr, block: tl.constexpr,
+    guess_programs: tl.constexpr, guess_block: tl.constexpr,
+):  # fmt: skip
+    """Copy what an event misses, as hotset.runtime.graph.gather does, but for the blocks that a guess has brought."""
+    progress += (layer % parts) * guess_programs
+    blocks = (words + block - 1) // block
+    guess_blocks = (words + guess_block - 1) // guess_block
+    at = tl.program_id(0)
+    total = tl.load(out.missing) * blocks
+    while at < total:
+        job = at // blocks
+        expert = tl.load(out.loads + 4 * job)
+        guess = tl.load(job_ahead + job)
+        source = host + tl.load(host_row_of + layer * experts + expert).to(tl.int64) * slot_words
+        target = rows + tl.load(out.job_row + job).to(tl.int64) * slot_words
+        first = (at % blocks) * block
+        if guess < 0:
+            _copy(source, target, first, words, block)
+        else:
+            for part in tl.static_range(block // guess_block):
+                number = guess * guess_blocks + first // guess_block + part
+                if number >= tl.load(progress + number % guess_programs):
+                    _copy(source, target, first + part * guess_block, words, guess_block)
+        at += programs
+
+
+@triton.jit(do_not_specialize=["layer"])
+def pick(
+    scores, layer, state, words_of,
+    count: tl.constexpr, tokens: tl.constexpr, layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr,
+    distances: tl.constexpr, guesses: tl.constexpr, guess_lanes: tl.constexpr, width: tl.constexpr,
+    rank_lanes: tl.constexpr, programs: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Choose whom to send for the next layers, from what their routers make of this one's input; one program.
+
+    A list that was begun before, when its layer was farther off, goes on: what has set out stays first, and whoever
+    has not makes way for those who are named now.
+    """
+    for distance in tl.static_range(count):
+        target = layer + 1 + distance
+        part = target % (distances + 1)
+        number = tl.load(state.epoch) + distance
+        named_at = state.named + (part * distances + distance) * width
+        named = _name(scores[distance], state.votes, named_at, tokens, experts, lanes, width, rank_lanes)
+        chance = _chance(state, target, distance, tokens > 1, layers, width, rank_lanes)
+        seat = tl.load(state.seat + distance * experts + named, mask=named >= 0, other=0)
+        takes = (seat < 0) & (chance >= _LEAST)
+        blocks = (tl.load(words_of + target) + block - 1) // block
+        _enlist(state, part, target, number, named, chance, takes, blocks, guesses, guess_lanes, rank_lanes, programs)
+        tl.store(state.named_for + part * distances + distance, number)
+
+
+@triton.jit
+def _enlist(
+    state, part, target, number, named, chance, takes, blocks,
+    guesses: tl.constexpr, guess_lanes: tl.constexpr, rank_lanes: tl.constexpr, programs: tl.constexpr,
+):  # fmt: skip
+    """Put those who are taken on a layer's list, the likeliest first, behind those who have set out."""
+    rank, place, program = tl.arange(0, rank_lanes), tl.arange(0, guess_lanes), tl.arange(0, programs)
+    goes_on = tl.load(state.target + part) == number
+    guess = tl.load(state.guess_expert + part * guesses + place, mask=place < guesses, other=-1)
+    copied = _arrived(state.progress + part * programs, blocks, guess_lanes, programs)
+    begun = goes_on & (guess >= 0) & (copied > 0)
+    kept = tl.sum(begun.to(tl.int32), axis=0)
+    known = tl.max(((named[:, None] == guess[None, :]) & begun[None, :]).to(tl.int32), axis=1)
+    takes = takes & (named >= 0) & (known == 0)
+    before = (chance[:, None] > chance[None, :]) | (
+        (chance[:, None] == chance[None, :]) & (rank[:, None] < rank[None, :])
+    )
+    order = kept + tl.sum((before & takes[:, None]).to(tl.int32), axis=0)
+    most = tl.maximum(tl.minimum(tl.load(state.most + target), guesses), kept)
+    length = tl.minimum(kept + tl.sum(takes.to(tl.int32), axis=0), most)
+    takes = takes & (order < most)
+    row = tl.load(state.ahead_row + part * guesses + order, mask=takes, other=-1)
+    nobody = (place >= length) & (place < guesses)
+    none = tl.full((guess_lanes,), -1, tl.int32)
+    tl.debug_barrier()  # nobody may still be loading what is stored here
+    tl.store(state.guess_expert + part * guesses + order, named, mask=takes)
+    tl.store(state.guess_row + part * guesses + order, row, mask=takes)
+    tl.store(state.guess_expert + part * guesses + place, none, mask=nobody)
+    tl.store(state.guess_row + part * guesses + place, none, mask=nobody)
+    tl.store(state.progress + part * programs + program, program, mask=(program >= 0) & (goes_on == 0))
+    tl.store(state.length + part, length)
+    tl.store(state.target + part, number)
+
+
+@triton.jit
+def _name(
+    scores, votes, named_at, tokens: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr, width: tl.constexpr,
+    rank_lanes: tl.constexpr,
+):  # fmt: skip
+    """Whom a router names, best first, or -1; of several tokens those that most of them put first."""
+    expert, place = tl.arange(0, lanes), tl.arange(0, rank_lanes)
+    if tokens == 1:
+        rank, worth = _ranks(scores, experts, lanes)
+        real = worth > float("-inf")
+    else:
+        total = tl.zeros((lanes,), tl.float32)
+        for token in range(tokens):  # not unrolled: with many experts that would take minutes to compile
+            rank, worth = _ranks(scores + token * experts, experts, lanes)
+            total += tl.where(worth > float("-inf"), tl.maximum(width - rank, 0), 0).to(tl.float32)
+        tl.store(votes + expert, total, mask=expert < experts)
+        tl.debug_barrier()
+        rank, worth = _ranks(votes, experts, lanes)
+        real = worth > 0
+    tl.store(named_at + rank, tl.where(real, expert, -1), mask=(rank < width) & (expert < experts))
+    tl.debug_barrier()
+    return tl.load(named_at + place, mask=place < width, other=-1)
+
+
+@triton.jit
+def _ranks(values, experts: tl.constexpr, lanes: tl.constexpr):
+    """How many have a higher value than each, or as high a one and a lower number; and the values."""
+    expert = tl.arange(0, lanes)
+    mine = tl.load(values + expert, mask=expert < experts, other=float("-inf")).to(tl.float32)
+    rank = tl.zeros((lanes,), tl.int32)
+    for first in range(0, lanes, _CHUNK):
+        other = first + tl.arange(0, _CHUNK)
+        theirs = tl.load(values + other, mask=other < experts, other=float("-inf")).to(tl.float32)
+        equal = (theirs[None, :] == mine[:, None]) & (other[None, :] < expert[:, None])
+        rank += tl.sum(((theirs[None, :] > mine[:, None]) | equal).to(tl.int32), axis=1)
+    return rank, mine
+
+
+@triton.jit
+def _chance(
+    state, layer, distance: tl.constexpr, several: tl.constexpr, layers: tl.constexpr, width: tl.constexpr,
+    lanes: tl.constexpr,
+):  # fmt: skip
+    """What a guess of each rank has been worth: the layer's own record, leaning on all while it is short."""
+    rank = tl.arange(0, lanes)
+    inside = rank < width
+    kind = distance * 2 + several
+    hits, trials = _cells(state.shared + (kind * width + rank) * 2, inside)
+    shared = (hits + _ALL_WEIGHT * _START) / (trials + _ALL_WEIGHT)
+    hits, trials = _cells(state.own + ((kind * layers + layer) * width + rank) * 2, inside)
+    return tl.where(inside, (hits + _OWN_WEIGHT * shared) / (trials + _OWN_WEIGHT), 0.0)
+
+
+@triton.jit
+def _is_over(stop, epoch):
+    """Whether the next event has begun.
+
+    By an atomic and not by a load: that is done by one thread, so the warps of a program never differ in what they saw.
+    """
+    return tl.atomic_add(stop, 0, sem="relaxed") >= epoch
+
+
+@triton.jit(do_not_specialize=["layer"])
+def send(
+    host, rows, host_row_of, state, layer, words_of, slot_words,
+    count: tl.constexpr, experts: tl.constexpr, distances: tl.constexpr, guesses: tl.constexpr,
+    programs: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Copy the guesses for the next layers, the nearest first, until the next event begins; says how far each came."""
+    epoch = tl.load(state.epoch)
+    is_over = _is_over(state.stop, epoch)
+    for distance in tl.static_range(count):
+        target = layer + 1 + distance
+        part = target % (distances + 1)
+        words = tl.load(words_of + target)
+        blocks = (words + block - 1) // block
+        total = tl.load(state.length + part) * blocks
+        progress = state.progress + part * programs + tl.program_id(0)
+        at = tl.load(progress)
+        while (at < total) & (is_over == 0):
+            guess = part * guesses + at // blocks
+            expert = tl.load(state.guess_expert + guess)
+            source = host + tl.load(host_row_of + target * experts + expert).to(tl.int64) * slot_words
+            goes_to = rows + tl.load(state.guess_row + guess).to(tl.int64) * slot_words
+            place = (at % blocks) * block + tl.arange(0, block)
+            there = place < words
+            values = tl.load(source + place, mask=there, other=0, eviction_policy="evict_first")
+            is_over = _is_over(state.stop, epoch)  # asked while the bytes are on their way
+            tl.store(goes_to + place, values, mask=there)
+            at += programs
+        tl.debug_barrier()  # all warps have loaded where to begin
+        tl.store(progress, at)
