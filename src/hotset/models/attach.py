@@ -51,6 +51,7 @@ def attach(
     pin: str | None = None,
     warm_pin: int | str = 0,
     prefetch: str = AUTO,
+    engine: str = AUTO,
     spill: str | Path | None = None,
 ) -> Any:
     """Keep only a budget's worth of a loaded model's experts in memory; returns the model.
@@ -69,7 +70,9 @@ def attach(
         pin=pin,
         warm_pin=warm_pin,
     )
-    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch)
+    settings = Settings(
+        memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch, engine
+    )
     sites = find_sites(model)
     try:
         return _attach(model, sites, settings, spill)

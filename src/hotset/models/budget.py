@@ -32,9 +32,23 @@ def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:
     )
 
 
-def default_staging(shape: ModelShape, on_gpu: bool) -> int:
-    """Slots that experts only pass through: enough to keep the disk busy, or the link while others compute."""
-    return max(2, min(shape.top_k, 8 if on_gpu else 4))
+LARGE_BYTES = 16 << 20
+"""To copy such an expert takes longer than a layer computes, so that a second guess for the layer never sets out."""
+
+
+def slots_for_guesses(shape: ModelShape, by_device: bool) -> int:
+    """Slots for guesses; where the device drives, the event and the two layers ahead have one or two each."""
+    if not by_device:
+        return default_ahead(shape)
+    return 3 if (shape.expert_bytes or 0) >= LARGE_BYTES else 6
+
+
+def default_staging(shape: ModelShape, on_gpu: bool, by_device: bool = False) -> int:
+    """Slots that experts only pass through: enough to keep the disk busy, or the link while others compute.
+
+    Where the device may drive, all that a token asks for must find a place.
+    """
+    return max(2, shape.top_k if by_device else min(shape.top_k, 8 if on_gpu else 4))
 
 
 def plan_slots(
@@ -45,10 +59,11 @@ def plan_slots(
     staging: int | None,
     free_bytes: int,
     on_gpu: bool = False,
+    by_device: bool = False,
     ahead: int = 0,
 ) -> SlotPlan:
     """The slots for a budget; a budget in bytes pays for the staging and for guesses, too."""
-    room = default_staging(shape, on_gpu) if staging is None else staging
+    room = default_staging(shape, on_gpu, by_device) if staging is None else staging
     if room < 1:
         raise BudgetError("staging needs at least one slot: experts that find no place in the cache pass through it")
     budget = _auto(free_bytes) if memory == AUTO else memory if isinstance(memory, Budget) else Budget.parse(memory)

@@ -10,7 +10,7 @@ import torch
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError, HotsetError
 from hotset.forecasts import parse as parse_forecast
-from hotset.models.budget import AUTO, OFF, default_ahead, free_bytes_for_experts, plan_slots, shape_of
+from hotset.models.budget import AUTO, OFF, free_bytes_for_experts, plan_slots, shape_of, slots_for_guesses
 from hotset.models.learning import Learning
 from hotset.models.site import Site
 from hotset.policies import Policy, parse
@@ -21,6 +21,8 @@ from hotset.store import Catalog
 HOST_SHARE = 0.8
 """The share of free host memory that the RAM tier takes when nobody says how much."""
 HOST_STAGING = 8
+ENGINES = (AUTO, "host", "device")
+"""Who drives a GPU: the device where it can, the host always can, or the device or nobody."""
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Settings:
     threads: int = 0
     learning: Learning = field(default_factory=Learning)
     prefetch: str = AUTO  # off, auto, or a forecast
+    engine: str = AUTO  # auto, or who drives a GPU: "host" or "device"
     switch: bool = False  # between the policy and lru, whichever does better
 
     def __post_init__(self) -> None:
@@ -46,6 +49,8 @@ class Settings:
             _live(name)
         if self.prefetch not in (OFF, AUTO):
             parse_forecast(self.prefetch)
+        if self.engine not in ENGINES:
+            raise HotsetError(f"the engine is {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, not {self.engine!r}")
         if self.scope not in tuple(Scope):
             raise HotsetError(f'the scope must be "layer" or "pool", not {self.scope!r}')
 
@@ -86,6 +91,9 @@ class Chooser:
         """Plan the slots; true if every expert fits, so that the model is better loaded as it is."""
         settings, shape = self.settings, shape_of(sites, catalog)
         device = settings.torch_device()
+        if settings.engine == "device" and device.type != "cuda":
+            raise HotsetError(f"--engine device is for a CUDA GPU, and this model runs on {device.type}: leave it out")
+        by_device = device.type == "cuda" and settings.engine != "host"
         self.plan = plan_slots(
             settings.memory,
             shape,
@@ -93,7 +101,8 @@ class Chooser:
             staging=settings.staging,
             free_bytes=free_bytes_for_experts(model, device),
             on_gpu=device.type != "cpu",
-            ahead=0 if settings.prefetch == OFF else default_ahead(shape),
+            by_device=by_device,
+            ahead=0 if settings.prefetch == OFF else slots_for_guesses(shape, by_device),
         )
         if warning := self.plan.warning(parse(settings.policy).name):
             self.notes.append(warning)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.cache.supervisor import Supervisor
-from hotset.errors import ModelError
+from hotset.errors import HotsetError, ModelError
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.budget import AUTO, OFF
 from hotset.models.choose import Settings, host_plan
@@ -28,6 +28,9 @@ from hotset.runtime.payoff import Payoff
 from hotset.runtime.stock import StockEngine
 from hotset.store import Catalog
 
+if TYPE_CHECKING:
+    from hotset.runtime.device import DeviceEngine
+
 
 def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, settings: Settings) -> Handle:
     """Serve the experts of a model from slots."""
@@ -36,6 +39,11 @@ def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, set
     if plan.ahead and settings.prefetch != OFF:
         engine.guesser = guesser = make_guesser(model, sites, engine, settings)
         engine.wants_tokens = guesser.forecast.name in ("token", "best")
+    try:
+        drive_by_device(model, handle, settings)
+    except HotsetError:
+        handle.close()  # nobody else knows of its threads and memory yet
+        raise
     engine.supervisor = Supervisor(
         engine.controller,
         handle.remark,
@@ -72,11 +80,47 @@ def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, setting
     device = settings.torch_device()
     if device.type == "cpu":
         return CpuEngine(controller, catalog, maths, threads=settings.threads)
-    from hotset.runtime.device import DeviceEngine
     from hotset.runtime.host import HostTier
 
     host = HostTier(catalog, host_plan(settings, plan), parse(settings.host_policy), threads=settings.threads)
-    return DeviceEngine(controller, catalog, maths, host, device, kernel=slot_kernel(device))
+    return _device_engine(settings)(controller, catalog, maths, host, device, kernel=slot_kernel(device))
+
+
+def _device_engine(settings: Settings) -> type[DeviceEngine]:
+    """The engine that the device drives, where Triton is there to write its kernels; else that of the host."""
+    from hotset.runtime.device import DeviceEngine
+
+    if settings.engine == "host" or settings.torch_device().type != "cuda":
+        return DeviceEngine
+    try:
+        from hotset.runtime.graph.engine import GraphEngine
+    except ImportError:
+        return DeviceEngine
+    return GraphEngine
+
+
+def drive_by_device(model: Any, handle: Handle, settings: Settings) -> None:
+    """Have decode steps captured and replayed, where that is possible; else say in a line why not."""
+    engine = handle.engine
+    if engine.kind != "cuda" or settings.engine == "host":
+        return
+    reason = "Triton is missing" if not hasattr(engine, "why_not") else engine.why_not()
+    if reason is None:
+        from hotset.models.decode_graph import DecodeGraphs
+
+        gates = None if settings.prefetch == OFF else handle.find_gates()
+        if gates is None:
+            engine.wants_tokens = False  # the device goes on demand alone, and to ask for tokens is to wait for it
+        else:
+            engine.next_gate = gates.scores  # type: ignore[attr-defined]
+        engine.fill_host()  # type: ignore[attr-defined]
+        demanded = settings.engine == "device"
+        graphs = DecodeGraphs(model, engine, remark=handle.remark, demanded=demanded)  # type: ignore[arg-type]
+        handle.on_close(graphs.install())
+    elif settings.engine == "device":
+        raise HotsetError(f"the device cannot drive this model: {reason}; leave --engine out, or use --engine host")
+    else:
+        handle.remark(f"the host drives the GPU, for {reason}")
 
 
 def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, settings: Settings) -> ForecastGuesser:

@@ -34,6 +34,7 @@ def load(
     pin: str | None = None,
     warm_pin: int | str = 0,
     prefetch: str = AUTO,
+    engine: str = AUTO,
     auto_class: Any = None,
     **options: Any,
 ) -> Any:
@@ -54,7 +55,9 @@ def load(
         pin=pin,
         warm_pin=warm_pin,
     )
-    settings = Settings(memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch)
+    settings = Settings(
+        memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch, engine
+    )
     known = learning.read()
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)

@@ -1,0 +1,377 @@
+"""Decode steps as one CUDA graph: captured once for each batch and key-value cache, then only replayed."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from hotset.errors import HotsetError
+from hotset.models.fused import fused
+from hotset.models.wishes import Wishes
+from hotset.runtime.graph.engine import GraphEngine, first_line
+from hotset.runtime.graph.side import DeviceSide, gate_key
+from hotset.trace import Phase
+
+Tensor = torch.Tensor
+Values = dict[str, Any]
+
+WARM_UPS = 2
+"""Runs before a capture: kernels are compiled, tuned and given their scratch memory."""
+MOST_GRAPHS, MOST_CACHES = 16, 4
+LEAST_LENGTH = 512
+_WISHES = ("output_hidden_states", "output_attentions", "output_router_logits")
+_UNUSUAL = ("inputs_embeds", "labels")
+
+
+class Variant(NamedTuple):
+    """What a step does beside computing: send guesses, and keep what a recording wants, with what the gate says."""
+
+    guessing: bool = False
+    recording: bool = False
+    gate: Any = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What must be alike for a graph to be used again."""
+        return self.guessing, self.recording, gate_key(self.gate)
+
+
+@dataclass
+class Captured:
+    """One graph, the inputs that it reads and the outputs that it writes, and whose memory it was made for."""
+
+    graph: Any
+    inputs: dict[str, Tensor]
+    outputs: Any
+    side: DeviceSide
+    cache: Callable[[], Any]
+    variant: Variant  # keeps alive the gate that it reads
+    is_fresh: bool = True  # the first launch of a graph takes longer
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a graph is made of, and where its memory is; a rehearsal does all but asking for experts."""
+
+    forward: Callable[..., Any]
+    engine: GraphEngine
+    side: DeviceSide
+    inputs: Values
+    variant: Variant
+    pool: Any = None
+
+    def __call__(self, *, rehearse: bool = False) -> Any:
+        """Run it, or have it captured."""
+        guessing, recording, _ = self.variant
+        self.engine.drive(self.side, rehearse=rehearse, guessing=guessing, recording=recording)
+        try:
+            self.side.begin()
+            outputs = self.forward(**self.inputs)
+            self.side.finish()
+        finally:
+            self.engine.drive(None)
+        return outputs
+
+
+def _say_nothing(*_: str) -> None:
+    """For whoever is not listened to."""
+
+
+class DecodeGraphs:
+    """The graphs of one model, in the place of its forward.
+
+    What cannot be captured goes the host's way, from then on; where the device is `demanded`, that is an error.
+    """
+
+    def __init__(
+        self, model: Any, engine: GraphEngine, *, remark: Callable[[str], Any] = _say_nothing, demanded: bool = False
+    ) -> None:
+        self.model, self.engine, self.remark, self.demanded = model, engine, remark, demanded
+        self.forward: Callable[..., Any] = model.forward
+        self.signature = inspect.signature(self.forward)
+        self.generate: Callable[..., Any] = model.generate
+        self.held: dict[tuple[Any, ...], Captured] = {}
+        self.caches: dict[tuple[int, int, bool], Any] = {}
+        self.why_not: str | None = None  # the device does not drive any more
+        self._pool: Any = None  # the memory of all graphs: only one of them runs at a time
+        self._reordering = 0  # calls under way of a generate that moves its cache about
+
+    def install(self) -> Callable[[], None]:
+        """Take the place of the model's forward and generate; returns what ends it."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            moves = Wishes(args, kwargs, self.model.generation_config).moves_cache
+            self._reordering += moves
+            try:
+                return self.generate(*args, **self._with_cache(args, kwargs))
+            finally:
+                self._reordering -= moves
+
+        plain: Any = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
+        plain.__signature__ = self.signature  # generate() looks at it
+        self.model.forward, self.model.generate = plain, generate
+        return self._remove
+
+    def _remove(self) -> None:
+        for name in ("forward", "generate"):
+            self.model.__dict__.pop(name, None)
+        self.held.clear()
+        self.caches.clear()
+
+    def _with_cache(self, args: tuple[Any, ...], kwargs: Values) -> Values:
+        """Give a call of generate a cache of fixed size, where it leaves the choice to us and that can be captured."""
+        ids = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs"))
+        wishes = Wishes(args, kwargs, self.model.generation_config)
+        if self.why_not is not None:
+            return kwargs
+        kwargs = kwargs | {
+            "disable_compile": True
+        }  # with a cache of fixed size stock compiles: steps are captured here
+        if not isinstance(ids, Tensor) or wishes.other_cache or self._has_encoder:
+            return kwargs
+        cache = self._cache_for(len(ids) * wishes.answers, wishes.length(ids))
+        return kwargs if cache is None else kwargs | {"past_key_values": cache}
+
+    @property
+    def _has_encoder(self) -> bool:
+        return bool(getattr(self.model.config, "is_encoder_decoder", False))
+
+    def _cache_for(self, batch: int, tokens: int) -> Any:
+        """The cache of a size, empty; graphs know it by its address, so it is used again.
+
+        None if the model's cannot be captured. What inference mode has made, nobody else may write to.
+        """
+        length = max(LEAST_LENGTH, 1 << (tokens - 1).bit_length())
+        size = batch, length, torch.is_inference_mode_enabled()
+        cache = self.caches.pop(size, None) or static_cache(self.model.config, length)
+        if not _has_static_layers(cache):
+            return None
+        while len(self.caches) >= MOST_CACHES:
+            del self.caches[next(iter(self.caches))]
+        self.caches[size] = cache
+        cache.reset()
+        return cache
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass: a decode step is replayed, or captured first; anything else goes the host's way."""
+        values = kwargs if not args else dict(self.signature.bind(*args, **kwargs).arguments)
+        if self._may(values):
+            with self.engine.alone():  # nobody may change the cache between a look at it and the launch
+                captured = self._captured(values) if self._can() else None
+                if captured is not None:
+                    return self._run(captured, values)
+        return self.forward(*args, **kwargs)
+
+    def _may(self, values: Values) -> bool:
+        """Whether a call is a step that could be captured."""
+        ids, run = values.get("input_ids"), self.engine.current
+        return (
+            self.why_not is None
+            and run.phase is Phase.DECODE
+            and isinstance(ids, Tensor)
+            and ids.device.type == self.engine.device.type
+            and ids.shape[1:] == (1,)
+            and not self._reordering
+            and self.engine.fits(ids.shape[0])
+            and is_static(values.get("past_key_values"))
+            and _is_plain(values, self.model.config)
+        )
+
+    def _can(self) -> bool:
+        """Whether the device can take over now; a cache that has changed its policy needs other kernels."""
+        if not self.engine.ready:
+            return False
+        if self.engine.is_outdated:
+            self.held.clear()
+            self.engine.discard()
+            reason = self.engine.why_not()
+            if reason is not None:
+                self._give_up(reason)
+        return self.why_not is None
+
+    def _give_up(self, reason: str) -> None:
+        """Let the host drive from now on."""
+        self.why_not = reason
+        self.held.clear()
+        self.caches.clear()
+        self.engine.discard()
+        self.remark(f"the host drives the GPU, for {reason}")
+
+    def _captured(self, values: Values) -> Captured | None:
+        """The graph for a call; None if there cannot be one."""
+        run, engine = self.engine.current, self.engine
+        variant = Variant(engine.guesses_in(run), engine.recorder is not None, engine.recorder and engine.gate)
+        key = _signature_of(values), variant.key, engine.built
+        found = self.held.pop(key, None)
+        if found is None or found.cache() is not values["past_key_values"]:
+            found = self._try_to_capture(values, variant)
+        if found is None:
+            return None
+        self.held[key] = found  # as the one used last
+        return found
+
+    def _try_to_capture(self, values: Values, variant: Variant) -> Captured | None:
+        self.held = {key: one for key, one in self.held.items() if one.cache() is not None}
+        while len(self.held) >= MOST_GRAPHS:
+            del self.held[next(iter(self.held))]
+        try:
+            return self._capture(values, variant)
+        except Exception as error:
+            if self.demanded:
+                raise HotsetError(
+                    f"the device cannot drive this model: its decode could not be captured: {first_line(error)}; "
+                    "leave --engine out, or use --engine host"
+                ) from error
+            reason = first_line(error)
+        self._give_up(f"its decode could not be captured: {reason}")
+        return None
+
+    def _capture(self, values: Values, variant: Variant) -> Captured:
+        """Run a step a few times to compile and tune all kernels, undo what that did, then capture it."""
+        engine, cache = self.engine, values["past_key_values"]
+        engine.catch_up()
+        side = engine.side_for(values["input_ids"].shape[0])
+        engine.hand_over()  # a rehearsal writes to the rows of guesses: it must know which these are
+        if self._pool is None and engine.device.type == "cuda":
+            self._pool = torch.cuda.graph_pool_handle()
+        inputs = {name: _own(value) for name, value in values.items()}
+        step = Step(self.forward, engine, side, inputs, variant, self._pool)
+        lengths = [layer.cumulative_length.clone() for layer in cache.layers]
+        try:
+            with fused(self.model, engine.device), torch.no_grad():
+                with aside(engine.device):
+                    for _ in range(WARM_UPS):
+                        step(rehearse=True)
+                graph, outputs = recorded(step)
+        finally:
+            for layer, length in zip(cache.layers, lengths, strict=True):
+                layer.cumulative_length.copy_(length)
+            side.forget()
+        _let_go(outputs, cache)
+        return Captured(graph, _tensors_of(inputs), outputs, side, weakref.ref(cache), variant)
+
+    def _run(self, captured: Captured, values: Values) -> Any:
+        def launch() -> None:
+            for name, tensor in _tensors_of(values).items():
+                captured.inputs[name].copy_(tensor)
+            captured.graph.replay()
+
+        timed, captured.is_fresh = not captured.is_fresh, False
+        self.engine.run(captured.side, launch, guessing=captured.variant.guessing, timed=timed)
+        return _copied(captured.outputs, values["past_key_values"])
+
+
+def recorded(step: Step) -> tuple[Any, Any]:
+    """A graph of a step, and the outputs that it writes; nothing runs yet."""
+    graph: Any = torch.cuda.CUDAGraph()
+    # Other threads may use the device meanwhile: what they do is not part of it.
+    with torch.cuda.graph(graph, pool=step.pool, capture_error_mode="thread_local"):
+        outputs = step()
+    return graph, outputs
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """A stream of its own, as what comes before a capture must have; a device without streams needs none."""
+    if device.type != "cuda":
+        yield
+        return
+    cuda: Any = torch.cuda
+    stream = cuda.Stream(device)
+    stream.wait_stream(cuda.current_stream(device))
+    with cuda.stream(stream):
+        yield
+    cuda.current_stream(device).wait_stream(stream)
+
+
+def _is_plain(values: Values, config: Any) -> bool:
+    """Whether a call asks for nothing but logits, with arguments that a graph can be told apart by."""
+    if any(values.get(name) is not None for name in _UNUSUAL):
+        return False
+    if _wished(values, config, "return_dict") is False or any(_wished(values, config, name) for name in _WISHES):
+        return False
+    return all(_is_known(value) for name, value in values.items() if name != "past_key_values")
+
+
+def _wished(values: Values, config: Any, name: str) -> Any:
+    given = values.get(name)
+    return getattr(config, name, None) if given is None else given
+
+
+def _is_known(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(part is None or isinstance(part, Tensor) for part in value.values())
+    return value is None or isinstance(value, Tensor | int | float | str)
+
+
+def _has_static_layers(cache: Any) -> bool:
+    """Whether every layer of a cache is a block of fixed size that knows its own length."""
+    from transformers.cache_utils import StaticLayer
+
+    layers: list[Any] = getattr(cache, "layers", None) or []
+    return bool(layers) and all(type(layer) is StaticLayer for layer in layers)
+
+
+def is_static(cache: Any) -> bool:
+    """Whether a cache is of fixed size, and made: there is something in it."""
+    return _has_static_layers(cache) and all(layer.is_initialized for layer in cache.layers)
+
+
+def static_cache(config: Any, length: int) -> Any:
+    """A key-value cache of fixed size; windows are left to masks: a rolling block runs other code once it is full."""
+    from transformers import StaticCache
+    from transformers.cache_utils import StaticLayer
+
+    cache = StaticCache(config=config, max_cache_len=length)
+    cache.layers = [StaticLayer(length) if getattr(layer, "is_sliding", False) else layer for layer in cache.layers]
+    return cache
+
+
+def _tensors_of(values: Values) -> dict[str, Tensor]:
+    """All tensors among the arguments of a call, those in dictionaries by both names."""
+    found: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            found[name] = value
+        elif isinstance(value, dict):
+            found |= {f"{name}.{key}": part for key, part in value.items() if isinstance(part, Tensor)}
+    return found
+
+
+def _signature_of(values: Values) -> tuple[Any, ...]:
+    """What must be alike for a graph to be used again."""
+    tensors = tuple((name, tuple(t.shape), t.dtype) for name, t in sorted(_tensors_of(values).items()))
+    plain = tuple((name, value) for name, value in sorted(values.items()) if isinstance(value, int | float | str))
+    cache = values["past_key_values"]
+    places = cache.layers[0].keys.data_ptr(), cache.layers[-1].values.data_ptr()
+    return tensors, plain, id(cache), places, torch.is_inference_mode_enabled()
+
+
+def _own(value: Any) -> Any:
+    """A copy that the graph may read at every replay."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _own(part) for key, part in value.items()}
+    return value
+
+
+def _let_go(outputs: Any, cache: Any) -> None:
+    """Have outputs not keep a cache alive: it comes with every call."""
+    for name in [name for name, value in outputs.items() if value is cache]:
+        outputs[name] = None
+
+
+def _copied(outputs: Any, cache: Any) -> Any:
+    """The outputs as the caller may keep them: the next replay overwrites what the graph writes."""
+    kept = {name: value.clone() if isinstance(value, Tensor) else value for name, value in outputs.items()}
+    return type(outputs)(**kept | {"past_key_values": cache})

@@ -1,0 +1,46 @@
+"""What a call of generate asks for, as far as it decides about the key-value cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+Values = dict[str, Any]
+
+
+class Wishes:
+    """What a call of generate asks for, by argument or by configuration."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: Values, config: Any) -> None:
+        self._kwargs = kwargs
+        self._config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or config
+
+    def _wish(self, name: str) -> Any:
+        return self._kwargs.get(name, getattr(self._config, name, None))
+
+    @property
+    def moves_cache(self) -> bool:
+        """Whether it searches in a way that reorders the cache, or takes tokens back."""
+        return bool((self._wish("num_beams") or 1) > 1 or self._kwargs.get("assistant_model") is not None)
+
+    @property
+    def other_cache(self) -> bool:
+        """Whether it names a cache, wants to keep it, or moves it about."""
+        named = self._kwargs.get("past_key_values") is not None or self._wish("cache_implementation") is not None
+        kept = self._wish("return_dict_in_generate") or self._wish("use_cache") is False
+        return bool(named or kept or self.moves_cache)
+
+    @property
+    def answers(self) -> int:
+        """How many answers to each prompt."""
+        return int(self._wish("num_return_sequences") or 1)
+
+    def length(self, ids: Tensor) -> int:
+        """How many tokens it may come to."""
+        new = self._wish("max_new_tokens")
+        if new is not None:
+            return ids.shape[1] + int(new)
+        longest = self._wish("max_length")
+        return int(longest) if longest is not None else ids.shape[1] + 20

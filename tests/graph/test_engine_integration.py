@@ -1,0 +1,534 @@
+"""The device-driven engine among all that changes a cache: guesses, pins, policies, recordings, prompts and failures.
+
+Without a GPU the kernels run in Triton's interpreter, and a step is run again instead of being captured.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+triton = pytest.importorskip("triton")
+
+import tiny_device  # noqa: E402
+from tiny_device import DEVICE  # noqa: E402
+
+from hotset import policies  # noqa: E402
+from hotset.cache.controller import Controller  # noqa: E402
+from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.cache.supervisor import Supervisor  # noqa: E402
+from hotset.errors import HotsetError  # noqa: E402
+from hotset.forecasts import parse as parse_forecast  # noqa: E402
+from hotset.models import decode_graph  # noqa: E402
+from hotset.models.decode_graph import static_cache  # noqa: E402
+from hotset.models.passes import PassWatcher  # noqa: E402
+from hotset.models.wishes import Wishes  # noqa: E402
+from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
+from hotset.runtime.graph.engine import GraphEngine  # noqa: E402
+from hotset.runtime.passes import Pass  # noqa: E402
+from hotset.runtime.payoff import Payoff  # noqa: E402
+from hotset.shape import ExpertKey, ModelShape  # noqa: E402
+from hotset.trace import Phase  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(tiny_device.LATE, reason="the interpreter came too late"),
+    pytest.mark.filterwarnings("ignore"),
+]
+IDS = torch.tensor([[5, 90, 31]], device=DEVICE)
+OTHER = torch.tensor([[9, 8]], device=DEVICE)
+NEW = 16 if CUDA else 4
+LAYERS, EXPERTS, TOP_K, SLOTS = 2, 8, 2, 8
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTSET_TUNE", "0")
+    tiny_device.go_without_graphs(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_device.make(tmp_path_factory.mktemp("graph") / "tiny", LAYERS, EXPERTS, TOP_K)
+
+
+@pytest.fixture(scope="module")
+def stock(folder: Path) -> Any:
+    return tiny_device.stock_of(folder)
+
+
+def load(folder: Path, policy: str = "blend", **options: Any) -> Any:
+    return tiny_device.load(folder, SLOTS, policy, TOP_K, **options)
+
+
+def greedy(model: Any, tokens: int = NEW, ids: Any = IDS, **options: Any) -> list[list[int]]:
+    return tiny_device.greedy(model, tokens, ids, **options)
+
+
+def guesser_for(engine: GraphEngine, *, auto: bool) -> ForecastGuesser:
+    payoff = Payoff(engine.shape.layers, auto=auto, most=engine.controller.plan.ahead)
+    slot_of = engine.controller.table.slot_of
+    return ForecastGuesser(parse_forecast("gate"), engine.shape, payoff=payoff, slot_of=slot_of)
+
+
+# What is plain Python.
+
+
+def a_controller(policy: str = "lru") -> Controller:
+    return Controller(SlotPlan(ModelShape(2, 4, 2), 6, Scope.LAYER, 2), policies.parse(policy))
+
+
+def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() -> None:
+    live, seen = a_controller(), []
+    live.before_change = lambda: seen.append((live.table.slot_of.copy(), live.table.last.copy(), live.policy))
+    live.route(0, np.array([1, 2], np.int32))
+    assert (live.version, seen) == (0, [])
+    key = ExpertKey(0, 1)
+    for change in (
+        lambda: live.teach(np.ones((2, 4)), 8),
+        lambda: live.pin([key]),
+        lambda: live.unpin([key]),
+        lambda: live.drop([key]),
+        lambda: live.preload(np.ones((2, 4))),
+        lambda: live.restore(live.save()),
+        lambda: live.adopt(a_controller("lfu")),
+        live.changing,
+    ):
+        version, first = live.version, len(seen)
+        before = live.table.slot_of.copy(), live.table.last.copy(), live.policy
+        change()
+        assert live.version > version
+        found = seen[first]
+        assert all(np.array_equal(a, b) for a, b in zip(found[:2], before[:2], strict=True))
+        assert found[2] is before[2]
+
+
+class Watched:
+    """An engine that only notes what passes it is told of."""
+
+    def __init__(self) -> None:
+        self.recorder, self.wants_tokens, self.current = None, False, None
+        self.phases: list[Phase] = []
+
+    def begin(self, run: Pass) -> None:
+        self.current = run
+        self.phases.append(run.phase)
+
+    def end(self, run: Pass, seconds: float) -> None:
+        pass
+
+    def catch_up(self) -> None:
+        pass
+
+
+def test_a_static_cache_is_not_asked_for_its_length_at_every_token(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, asked = Watched(), []
+    detach = PassWatcher(watched).attach(stock)  # type: ignore[arg-type]
+    cache = static_cache(stock.config, 16)
+    plain = type(cache).get_seq_length
+    one = torch.tensor([[7]], device=DEVICE)
+
+    def run(tokens: Any) -> Phase:
+        with torch.no_grad():
+            stock(input_ids=tokens, past_key_values=cache)
+        return watched.phases[-1]
+
+    from hotset.models import passes
+
+    def seen(found: Any) -> int:
+        asked.append(found)
+        return int(plain(found))
+
+    monkeypatch.setattr(passes, "_seen_tokens", seen)
+    assert run(one) is Phase.PREFILL  # a fresh prompt of one token
+    first = len(asked)
+    assert [run(one), run(one)] == [Phase.DECODE, Phase.DECODE]
+    assert len(asked) == first
+    cache.reset()
+    assert run(one) is Phase.PREFILL
+    assert len(asked) == first + 1
+    assert run(one) is Phase.DECODE
+    cache = static_cache(stock.config, 16)
+    assert run(one) is Phase.PREFILL
+    with monkeypatch.context() as patch:
+        patch.setattr(stock.model, "forward", fails)
+        with pytest.raises(RuntimeError, match="stream is capturing"):
+            run(one)
+    first = len(asked)
+    assert run(one) is Phase.DECODE
+    assert len(asked) == first + 1  # nobody knows what a pass that failed has done
+    detach()
+
+
+def test_wishes_of_a_generate_are_read_from_all_places() -> None:
+    config = SimpleNamespace(num_beams=1, max_new_tokens=None, max_length=20, num_return_sequences=1)
+    ids = torch.zeros(1, 3)
+    assert Wishes((), {}, config).length(ids) == 20
+    assert not Wishes((), {}, config).other_cache
+    assert Wishes((), {"max_new_tokens": 4, "num_return_sequences": 3}, config).length(ids) == 7
+    assert Wishes((), {"num_return_sequences": 3}, config).answers == 3
+    assert Wishes((ids, SimpleNamespace(num_beams=2)), {}, config).moves_cache
+    assert Wishes((), {"num_beams": 2}, config).other_cache
+    assert Wishes((), {"use_cache": False}, config).other_cache
+
+
+def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Path) -> None:
+    model = load(folder, ahead=4, install=False)
+    engine = model.hotset.engine
+    for name, auto, expected in (("best", False, "forecast best"), ("best", True, None), ("gate", False, None)):
+        payoff = Payoff(LAYERS, auto=auto)
+        engine.guesser = ForecastGuesser(parse_forecast(name), engine.shape, payoff=payoff)
+        reason = engine.why_not()
+        assert (reason is None) if expected is None else (expected in str(reason))
+    model.hotset.close()
+
+
+def test_passes_with_guesses_are_those_that_the_payoff_names(folder: Path) -> None:
+    model = load(folder, ahead=4, install=False)
+    engine = model.hotset.engine
+    runs = [Pass(number, 1, 1, Phase.DECODE, 0) for number in range(32)]
+    assert all(engine.guesses_in(run) for run in runs)  # nobody compares
+    engine.guesser = guesser_for(engine, auto=True)
+    found = [engine.guesses_in(run) for run in runs]
+    assert found == [not engine.guesser.payoff.goes_without(run.number) for run in runs]
+    assert sum(found) == 16  # one of every two goes without
+    engine.guesser = guesser_for(engine, auto=False)
+    assert all(engine.guesses_in(run) for run in runs)
+    engine.next_gate = None
+    assert not any(engine.guesses_in(run) for run in runs)
+    model.hotset.close()
+
+
+def test_the_device_waits_until_nothing_is_on_its_way(folder: Path) -> None:
+    model = load(folder)
+    engine = model.hotset.engine
+    assert engine.ready
+    engine.warmer = SimpleNamespace(busy=True, stop=lambda: None)
+    assert not engine.ready
+    engine.warmer = SimpleNamespace(busy=False, stop=lambda: None)
+    assert engine.ready
+    engine.controller.coming[ExpertKey(0, 0)] = 0
+    assert not engine.ready
+    engine.controller.coming.clear()
+    model.hotset.close()
+
+
+# What runs.
+
+
+def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder: Path) -> None:
+    model = load(folder, ahead=4)
+    engine = model.hotset.engine
+    engine.guesser = guesser = guesser_for(engine, auto=True)
+    expected = greedy(stock, NEW + 1)
+    assert greedy(model, NEW + 1) == expected
+    assert {one.variant.guessing for one in model.graphs.held.values()} == {True, False}
+    stats = model.hotset.stats()
+    assert engine.differences() == 0
+    state = engine._shared.ahead
+    assert state.tallies.tolist() == list(vars(engine.ahead.counts).values())
+    assert stats["prefetch_hits"] == engine.ahead.counts.in_time
+    assert stats["prefetch"]["most"] == state.most.tolist()
+    assert stats["prefetch"]["decision"] in ("trial", "on", "off")
+    assert guesser.payoff.state.seen.sum() > 0 or not CUDA
+    assert stats["driven_by"] == "device"
+    assert greedy(model, 2, OTHER) == greedy(stock, 2, OTHER)  # the host takes over, exchanged rows included
+    model.hotset.close()
+
+
+def test_a_pass_is_timed_by_the_device_and_counted_once(folder: Path) -> None:
+    model = load(folder)
+    engine = model.hotset.engine
+    greedy(model)
+    model.hotset.reset_stats()
+    engine.guesser = noted = SimpleNamespace(passes=[])
+    noted.note_pass = lambda run, seconds: noted.passes.append((run.number, seconds))
+    noted.look = noted.observe = lambda *_: None
+    engine._even_times = lambda seconds, _: seconds
+    greedy(model)
+    engine.guesser = None
+    stats = model.hotset.stats()
+    assert stats["passes"] == NEW
+    assert stats["tokens"] == IDS.shape[1] + NEW - 1
+    assert stats["decode"]["pass_tokens"] == NEW - 1
+    assert len(noted.passes) >= NEW - 2  # the last is read when somebody asks
+    assert len({number for number, _ in noted.passes}) == len(noted.passes)
+    assert all(0 < seconds < 60 for _, seconds in noted.passes)
+    assert stats["pass_s"] >= sum(seconds for _, seconds in noted.passes)
+    model.hotset.close()
+
+
+@pytest.mark.parametrize("policy", ["decay", "lru"])
+def test_pins_and_prompts_between_answers_reach_the_device(stock: Any, folder: Path, policy: str) -> None:
+    model = load(folder, policy)
+    handle, engine = model.hotset, model.hotset.engine
+    assert greedy(model, 3) == greedy(stock, 3)
+    with engine.quiet():
+        key = next(ExpertKey(*k) for k in np.argwhere(engine.controller.table.slot_of < 0).tolist())
+    handle.pin([key])
+    engine.controller.before_change()  # type: ignore[misc]  # nothing is left to take back
+    assert not engine._device_is_ahead
+    assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
+    assert handle.pins() == [key]
+    assert engine._shared.table.table.slot_of.cpu()[tuple(key)] >= 0
+    handle.unpin()
+    assert greedy(model, 3) == greedy(stock, 3)
+    handle.stats()
+    assert engine.differences() == 0
+    table = engine._shared.table
+    engine.take_back()
+    for mine, theirs in zip(table.state, engine.controller.state, strict=True):
+        assert np.array_equal(mine.cpu().numpy(), theirs)
+    handle.close()
+
+
+def test_the_host_takes_the_table_of_the_device_and_not_of_its_own_replay(stock: Any, folder: Path) -> None:
+    """As if a replay had come to another end: the host goes on from what the slots hold."""
+    model = load(folder)
+    engine = model.hotset.engine
+    greedy(model, 3)
+    engine.catch_up()
+    table = engine.controller.table
+    a, b = (int(e) for e in np.flatnonzero(table.slot_of[0] >= 0)[:2])
+    table.slot_of[0, [a, b]] = table.slot_of[0, [b, a]]
+    assert engine.differences() == 2
+    assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
+    model.hotset.stats()
+    assert engine.differences() == 0
+    model.hotset.close()
+
+
+def test_a_plain_look_at_the_statistics_downloads_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(folder)
+    greedy(model, 3)
+    monkeypatch.setattr(type(model.hotset.engine._shared.table), "download", lambda *_: pytest.fail("downloaded"))
+    model.hotset.stats()
+    model.hotset.statistics()
+    model.hotset.pins()
+    monkeypatch.undo()
+    model.hotset.close()
+
+
+def test_warm_pins_reach_the_device(stock: Any, folder: Path) -> None:
+    model = load(folder)
+    engine = model.hotset.engine
+    engine.supervisor = Supervisor(engine.controller, lambda _: None, warm_pin_tokens=64)
+    pin = engine.supervisor.warm_pin
+    assert pin is not None
+    assert greedy(model, 3) == greedy(stock, 3)
+    with engine.quiet():
+        assert not engine._device_is_ahead
+        pin.chosen[0, 3] = True
+        pin.rounds.append({})
+        engine.controller.policy.shield(engine.controller.state, engine.controller.table, pin.chosen)
+        pin.state = "protecting"
+    before = engine._handed
+    assert greedy(model, 3) == greedy(stock, 3)
+    assert engine._handed != before
+    assert np.array_equal(engine._shared.table.table.shield.cpu().numpy(), engine.controller.table.shield)
+    model.hotset.close()
+
+
+def test_another_policy_gets_other_kernels_or_the_host(stock: Any, folder: Path) -> None:
+    model = load(folder)
+    engine, graphs = model.hotset.engine, model.graphs
+    assert greedy(model, 3) == greedy(stock, 3)
+    side = engine.side_for(1)
+    with engine.quiet():
+        engine.controller.adopt(Controller(engine.controller.plan, policies.parse("lru")))
+    assert engine.is_outdated
+    assert greedy(model, 3) == greedy(stock, 3)
+    assert engine.side_for(1) is not side
+    assert len(graphs.held) == 1
+    model.hotset.stats()
+    assert engine.differences() == 0
+    with engine.quiet():
+        engine.controller.adopt(Controller(engine.controller.plan, policies.parse("window")))
+    assert greedy(model, 3) == greedy(stock, 3)
+    assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
+    assert [note for note in model.hotset.notes if "the host drives the GPU, for window" in note] == model.hotset.notes
+    assert len(model.hotset.notes) == 1
+    assert model.hotset.stats()["driven_by"] == "host"
+    assert graphs.held == {}
+    model.hotset.close()
+
+
+def test_a_recording_is_that_of_the_host(folder: Path) -> None:
+    traces = []
+    for install in (True, False):
+        model = load(folder, install=install)
+        greedy(model, 2)  # not part of it
+        with model.hotset.trace(guesses=1) as recording:
+            greedy(model, 3)
+            assert len(recording.blocks) == 3  # whoever records looks between passes
+            greedy(model, 2, OTHER)
+        greedy(model, 2)
+        if install:
+            assert model.hotset.stats()["driven_by"] == "device"
+            assert {one.variant.recording for one in model.graphs.held.values()} == {True, False}
+        traces.append(recording.finish())
+        model.hotset.close()
+    mine, theirs = traces
+    for name in ("experts", "request", "step", "phase", "token_ids", "guesses"):
+        assert np.array_equal(getattr(mine, name), getattr(theirs, name)), name
+    assert mine.weights.dtype == theirs.weights.dtype == np.float16
+    assert np.allclose(mine.weights, theirs.weights, atol=2e-3)
+
+
+def test_recordings_of_other_gates_have_graphs_of_their_own(folder: Path) -> None:
+    model = load(folder)
+    for guesses in (0, 1, 2, 1):
+        with model.hotset.trace(guesses=guesses) as recording:
+            greedy(model, 2)
+        found = recording.finish().guesses
+        assert (found is None) if not guesses else (found.shape[2] == guesses)
+    assert len(model.graphs.held) == 3
+    model.hotset.close()
+
+
+def fails(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+
+def test_what_cannot_be_captured_goes_the_hosts_way(stock: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(folder)
+    engine, tries = model.hotset.engine, []
+    monkeypatch.setattr(decode_graph, "recorded", lambda step: tries.append(step) or fails())
+    assert greedy(model) == greedy(stock)
+    assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
+    assert len(tries) == 1
+    assert engine._side is None
+    assert engine._sides == {}
+    assert model.hotset.notes == [
+        "the host drives the GPU, for its decode could not be captured: "
+        "operation not permitted when stream is capturing"
+    ]
+    assert model.hotset.stats()["driven_by"] == "host"
+    model.hotset.close()
+
+
+def test_what_was_demanded_and_cannot_be_captured_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(folder, demanded=True)
+    monkeypatch.setattr(decode_graph, "recorded", fails)
+    with pytest.raises(HotsetError, match="could not be captured: operation not permitted when"):
+        greedy(model)
+    model.hotset.close()
+
+
+def test_a_second_graph_that_fails_leaves_the_first_ones_state_to_the_host(
+    stock: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(folder)
+    assert greedy(model, 3) == greedy(stock, 3)
+    assert model.hotset.engine._device_is_ahead
+    monkeypatch.setattr(decode_graph, "recorded", fails)
+    assert greedy(model, 2, max_length=1100) == greedy(stock, 2)
+    with model.hotset.trace():
+        assert greedy(model, 3) == greedy(stock, 3)
+    assert len(model.hotset.notes) == 1
+    assert model.hotset.stats()["driven_by"] == "host"
+    model.hotset.close()
+
+
+def test_an_error_of_the_device_is_told_once_and_breaks_the_engine(folder: Path) -> None:
+    model = load(folder)
+    greedy(model, 2)
+    (captured,) = model.graphs.held.values()
+    captured.graph = SimpleNamespace(replay=lambda: fails())
+    with pytest.raises(HotsetError, match=r"the GPU reported an error: .* when stream .*load the model"):
+        greedy(model, 3)
+    with pytest.raises(HotsetError, match="load the model again"):
+        greedy(model, 3)
+    model.hotset.close()
+
+
+def test_an_interrupt_right_after_the_launch_loses_no_pass(stock: Any, folder: Path) -> None:
+    model = load(folder)
+    greedy(model, 3)
+    (captured,) = model.graphs.held.values()
+    graph = captured.graph
+    model.hotset.reset_stats()
+
+    def replay() -> None:
+        graph.replay()
+        raise KeyboardInterrupt
+
+    captured.graph = SimpleNamespace(replay=replay)
+    with pytest.raises(KeyboardInterrupt):
+        greedy(model, 3)
+    captured.graph = graph
+    assert model.hotset.stats()["decode"]["hits"] + model.hotset.stats()["decode"]["misses"] == LAYERS * TOP_K
+    assert greedy(model, 3) == greedy(stock, 3)
+    model.hotset.stats()
+    assert model.hotset.engine.differences() == 0
+    model.hotset.close()
+
+
+def test_unusual_calls_go_the_hosts_way(stock: Any, folder: Path) -> None:
+    model = load(folder)
+    one = torch.tensor([[7]], device=DEVICE)
+
+    def steps(who: Any, **options: Any) -> Any:
+        cache = static_cache(who.config, 16)
+        with torch.no_grad():
+            who(input_ids=IDS, past_key_values=cache)
+            return who(input_ids=one, past_key_values=cache, **options)
+
+    for options in ({"output_hidden_states": True}, {"output_router_logits": True}, {"return_dict": False}):
+        mine, theirs = steps(model, **options), steps(stock, **options)
+        assert type(mine) is type(theirs)
+        logits = [found[0] if isinstance(found, tuple) else found.logits for found in (mine, theirs)]
+        assert torch.allclose(*logits, atol=1e-4)
+        assert model.graphs.held == {}
+    cache = static_cache(model.config, 16)
+    assert greedy(model, 3, num_beams=2, past_key_values=cache) == greedy(stock, 3, num_beams=2)
+    assert model.graphs.held == {}
+    assert greedy(model, 3, num_return_sequences=1) == greedy(stock, 3)
+    out = steps(model)
+    assert out.logits.shape == (1, 1, 128)
+    assert out.past_key_values.layers
+    assert len(model.graphs.held) == 2
+    model.hotset.close()
+
+
+def test_a_cache_that_is_gone_is_not_kept_alive_by_its_graph(folder: Path) -> None:
+    model = load(folder)
+    cache = static_cache(model.config, 16)
+    greedy(model, 2, past_key_values=cache)
+    (captured,) = model.graphs.held.values()
+    assert captured.cache() is cache
+    if CUDA:  # where a step is run again, it knows its cache
+        del cache
+        assert captured.cache() is None
+    model.hotset.close()
+
+
+def test_requests_end_with_their_last_pass(folder: Path) -> None:
+    model = load(folder)
+    for ids in (IDS, OTHER):
+        greedy(model, 3, ids)
+    found = [request.as_dict() for request in model.hotset.requests()]
+    assert [each["decode_tokens"] for each in found] == [2, 2]
+    model.hotset.close()
+
+
+def test_gates_of_a_recording_are_told_apart_by_what_they_say() -> None:
+    from hotset.runtime.graph.side import gate_key
+
+    def gate(*_: Any, **__: Any) -> None:
+        pass
+
+    assert gate_key(None) is None
+    assert gate_key(partial(gate, distances=1, width=4)) == gate_key(partial(gate, width=4, distances=1))
+    assert gate_key(partial(gate, distances=1, width=4)) != gate_key(partial(gate, distances=2, width=4))
+    assert gate_key(gate) is gate

@@ -1,0 +1,131 @@
+"""A tiny model driven by the device, or without a GPU by Triton's interpreter: then a step is run again, not replayed.
+
+Import it once torch, transformers and Triton are known to be there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from hotset import policies
+from hotset.cache.controller import Controller
+from hotset.cache.plan import Scope, SlotPlan
+from hotset.models import decode_graph
+from hotset.models.budget import shape_of
+from hotset.models.connect import connect_engine, slot_kernel
+from hotset.models.decode_graph import DecodeGraphs
+from hotset.models.lean import LeanLoad, lean_loading
+from hotset.runtime.arena import poison
+from hotset.runtime.graph import gather, tuning
+from hotset.runtime.graph.engine import GraphEngine
+from hotset.runtime.host import HostTier
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
+WIDTH, INNER = (32, 16) if CUDA else (16, 8)  # the interpreter runs one program after another
+LATE = not CUDA and isinstance(gather._gather, triton.JITFunction)
+"""Kernels were defined before the interpreter was asked for: nothing here can run."""
+
+
+class Latest(dict[str, Any]):
+    """The outputs of the last run."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Again:
+    """Where there are no graphs, a step is run again."""
+
+    def __init__(self, step: Any) -> None:
+        self.step, self.outputs = step, Latest()
+
+    def replay(self) -> None:
+        with torch.no_grad():
+            self.outputs.update(self.step().items())
+
+
+def go_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have steps run again where there is no GPU, by as few programs as possible."""
+    if CUDA:
+        return
+
+    def recorded(step: Any) -> tuple[Any, Any]:
+        again = Again(step)
+        return again, again.outputs
+
+    monkeypatch.setattr(decode_graph, "recorded", recorded)
+    monkeypatch.setattr(gather, "PROGRAMS", 2)  # the interpreter is slow to start one
+    monkeypatch.setattr(tuning, "_LISTS", {key: [tuning.Choice(64, 64, 1)] for key in tuning._LISTS})  # whole matrices
+
+
+def make(folder: Path, layers: int, experts: int, top_k: int) -> Path:
+    """A checkpoint so small that the interpreter gets through it."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(3)
+    config = Qwen3MoeConfig(
+        vocab_size=128, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, num_experts=experts, num_experts_per_tok=top_k,
+        moe_intermediate_size=INNER, initializer_range=0.5, eos_token_id=None,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def stock_of(folder: Path) -> Any:
+    """The model as transformers loads it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE).eval()
+
+
+def load(
+    folder: Path,
+    slots: int,
+    policy: str,
+    staging: int,
+    *,
+    ahead: int = 0,
+    install: bool = True,
+    demanded: bool = False,
+) -> Any:
+    """The model with its experts under a budget, all memory poisoned before anything is read."""
+    from transformers import AutoModelForCausalLM
+
+    lean = LeanLoad(keep=lambda *_: False)
+    with lean_loading(lean):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE)
+    assert lean.sites is not None
+    assert lean.catalog is not None
+    shape = shape_of(lean.sites, lean.catalog)
+    host = HostTier(lean.catalog, SlotPlan(shape, shape.total_experts), policies.parse("lru"))
+    controller = Controller(SlotPlan(shape, slots, Scope.LAYER, staging, ahead), policies.parse(policy))
+    maths = [site.math for site in lean.sites]
+    engine = GraphEngine(controller, lean.catalog, maths, host, DEVICE, kernel=slot_kernel(DEVICE), pinned=not CUDA)
+    poison(engine.arena)
+    poison(host.arena)
+    handle = connect_engine(model, lean.sites, engine)
+    if ahead:
+        gates = handle.find_gates()
+        assert gates is not None
+        engine.next_gate = gates.scores
+    if install:
+        engine.fill_host()
+        assert engine._filler is not None
+        assert engine._filler.wait(60)
+        model.graphs = DecodeGraphs(model, engine, remark=handle.remark, demanded=demanded)
+        handle.on_close(model.graphs.install())
+    return model
+
+
+def greedy(model: Any, tokens: int, ids: Any, **options: Any) -> list[list[int]]:
+    """An answer of so many tokens."""
+    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "min_new_tokens": tokens}
+    text: list[list[int]] = model.generate(ids, **given, do_sample=False, pad_token_id=0, **options).tolist()
+    return text
