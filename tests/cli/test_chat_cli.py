@@ -19,6 +19,7 @@ from hotset import reference
 from hotset.cli.app import app
 from hotset.cli.conversation import Conversation
 from hotset.cli.generate import Sampling
+from hotset.cli.kept_cache import FixedCache, GrowingCache, cache_for
 from hotset.cli.loading import Wanted, loaded_model
 from hotset.errors import HotsetError
 
@@ -91,6 +92,48 @@ def test_a_kept_cache_changes_nothing() -> None:
             answer = kept.say(line, lambda _: None)
             assert answer.new_ids == forgetful.say(line, lambda _: None).new_ids
         assert kept.reused_tokens > 10
+
+
+def test_a_cache_of_fixed_size_says_the_same_and_grows_is_cut_and_is_emptied() -> None:
+    pytest.importorskip("triton")
+    with loaded_model(Wanted(memory="25%")) as loaded:
+        assert isinstance(cache_for(loaded.model), GrowingCache)
+        fixed = FixedCache(loaded.model.config)
+        talks = [
+            Conversation(loaded, Sampling(max_new_tokens=6), False, kept)
+            for kept in (fixed, GrowingCache(loaded.model.config))
+        ]
+        caches, texts = [], []
+        for line in ("La funzione calcola", "Il comando apre", "cut", "Se l'area " * 160, "reset", "Il mercato del"):
+            for talk in talks:
+                if line == "reset":
+                    talk.reset()
+                elif line == "cut":  # the history is another one from here
+                    talk.messages[-1]["content"] = "di tutto"
+            if line in ("reset", "cut"):
+                continue
+            answers = [talk.say(line, lambda _: None) for talk in talks]
+            assert answers[0].new_ids == answers[1].new_ids
+            assert answers[0].cached_ids == answers[1].cached_ids
+            assert talks[0].reused_tokens == talks[1].reused_tokens
+            caches.append(fixed._cache)
+            texts.append(talks[0].reused_tokens)
+        assert [reused > 0 for reused in texts] == [False, True, True, False]
+        assert caches[0] is caches[1]
+        assert caches[2] is caches[3]
+        assert [cache.layers[0].max_cache_len for cache in caches[1:3]] == [512, 1024]
+
+
+def test_a_fixed_cache_that_a_turn_has_left_half_full_is_emptied() -> None:
+    pytest.importorskip("triton")
+    with loaded_model(Wanted(memory="25%")) as loaded:
+        fixed = FixedCache(loaded.model.config)
+        talk = Conversation(loaded, Sampling(max_new_tokens=4), False, fixed)
+        first = talk.say("Il mercato del", lambda _: None)
+        fixed.lend([1, 2, 3], 4).layers[0].cumulative_length.fill_(2)  # and it never comes back
+        talk.messages = []
+        assert talk.say("Il mercato del", lambda _: None).new_ids == first.new_ids
+        assert talk.reused_tokens == 0
 
 
 def test_a_turn_that_does_not_fit_leaves_the_conversation_as_it_was() -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotset import load, reference
-from hotset.cli import doctor_disk, doctor_machine
+from hotset.cli import doctor_choices, doctor_disk, doctor_machine
 from hotset.cli.app import app
 from hotset.errors import HotsetError
 
@@ -36,7 +36,8 @@ def test_json_tells_the_machine_and_the_choices(tmp_path: Path) -> None:
     assert {row["name"] for row in report["software"]} >= {"python", "torch", "transformers", "numba", "triton"}
     assert all(row["supported"] for row in report["software"] if row["name"] in ("python", "torch", "transformers"))
     assert report["memory"]["total_bytes"] >= report["memory"]["available_bytes"] > 0
-    assert [row["what"] for row in report["choices"]] == ["engine", "reader threads", "direct I/O", "memory auto"]
+    assert [row["what"] for row in report["choices"]][:4] == ["engine", "reader threads", "direct I/O", "memory auto"]
+    assert [row["what"] for row in report["choices"]][4:] == (["driven by"] if report["gpus"] else [])
     assert all(row["value"] and row["why"] for row in report["choices"])
     assert len(report["disk"]["reads"]) == 6
     assert all(read["bytes_per_s"] > 0 for read in report["disk"]["reads"])
@@ -96,3 +97,28 @@ def test_a_model_that_cannot_run_is_a_finding_and_none_at_all_an_error(tmp_path:
 )  # fmt: skip
 def test_versions(version: str, wanted: str, fits: bool) -> None:
     assert doctor_machine.fits(version, wanted) is fits
+
+
+@pytest.mark.parametrize(
+    ("triton", "model", "value", "why"),
+    [
+        (False, {}, "the host", "Triton is missing"),
+        (True, None, "the device if it can", "name a model"),
+        (True, {"model": "x", "unknown": "no weights"}, "the device if it can", "name a model"),
+        (True, {"fits": True}, "nobody", "all experts fit"),
+        (True, {"host_only": "its experts end in a norm"}, "the host", "end in a norm"),
+        (True, {"all_experts_bytes": 900}, "the host", "holds 720 B of 900 B"),
+        (True, {}, "the device", "holds all experts"),
+    ],
+)
+def test_who_would_drive_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, triton: bool, model: dict[str, Any] | None, value: str, why: str
+) -> None:
+    monkeypatch.setattr(doctor_choices, "find_spec", lambda _: object() if triton else None)
+    known = {"fits": False, "host_only": None, "all_experts_bytes": 700, "expert_bytes": 10, "auto_bytes": 10}
+    named = model if model is None or "unknown" in model else known | model
+    gpus = [{"name": "a GPU"}]
+    report = {"gpus": gpus, "disk": {}, "memory": {"available_bytes": 1000}, "model": named}
+    row = doctor_choices.choices(report)[-1]
+    assert (row["what"], row["value"]) == ("driven by", value)
+    assert why in row["why"]

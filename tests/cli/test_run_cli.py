@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from hotset import Trace, reference
 from hotset.cli.app import app
 from hotset.cli.streaming import TokenStream
+from hotset.cli.summary import summary_line
 from hotset.errors import HotsetError
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -157,7 +158,9 @@ def damaged(folder: Path, name: str, content: str) -> Path:
         (["-p", "x", "--policy", "belady"], "needs to know the future"),
         (["-p", "x", "--scope", "world"], "--scope is one of"),
         (["-p", "x", "--dtype", "int1"], "--dtype is one of"),
+        (["-p", "x", "--engine", "steam"], '--engine is one of auto, host, device, not "steam"'),
         (["-p", "x", "--device", "abacus"], "no device is called"),
+        (["-p", "x", "--device", "cpu", "--engine", "device"], "--engine device is for a CUDA GPU"),
         (["-p", "x " * 5000], "the model's context is 4,096"),
         (["-p", "x", "--trace", "/no/such/folder/t"], "there is no folder"),
     ],
@@ -192,6 +195,31 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(HotsetError, match="hf download org/nothing"):
         call("run", "org/nothing", "-p", "x")
+
+
+@pytest.mark.parametrize("words", [["run", "-p", "x"], ["chat"], ["trace", "record", "--prompts", "p", "-o", "t"]])
+@pytest.mark.parametrize("engine", ["host", "device", "auto"])
+def test_whoever_is_to_drive_is_handed_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], engine: str
+) -> None:
+    asked = {}
+
+    def load(*_: Any, **options: Any) -> Any:
+        asked.update(options)
+        raise HotsetError("far enough")
+
+    monkeypatch.setattr("hotset.models.load.load", load)
+    monkeypatch.chdir(tmp_path)
+    Path("p").write_text("Il mercato\n")
+    with pytest.raises(HotsetError, match="far enough"):
+        call(*words, "--engine", engine)
+    assert asked["engine"] == engine
+
+
+def test_the_summary_says_who_drove() -> None:
+    stats = {"engine": "cuda", "resident_bytes": 1 << 20, "stall_share": 0.0}
+    assert summary_line(5, 10.0, stats | {"driven_by": "device"}).endswith("stalled, driven by the device")
+    assert summary_line(5, 10.0, stats).endswith("% of the time stalled")
 
 
 def test_an_error_has_no_traceback_and_exits_with_2() -> None:

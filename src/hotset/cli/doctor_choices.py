@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from hotset.shape import format_size
@@ -9,7 +10,9 @@ from hotset.shape import format_size
 
 def choices(report: dict[str, Any]) -> list[dict[str, str]]:
     """One row per decision: what, which, and the reason."""
-    return [_engine(report["gpus"]), _threads(), _direct(report["disk"]), _memory(report["memory"], report["model"])]
+    memory, model = report["memory"], report["model"]
+    rows = [_engine(report["gpus"]), _threads(), _direct(report["disk"]), _memory(memory, model)]
+    return rows + ([_driver(memory, model)] if rows[0]["value"] == "cuda" else [])
 
 
 def _row(what: str, value: str, why: str) -> dict[str, str]:
@@ -22,6 +25,34 @@ def _engine(gpus: Any) -> dict[str, str]:
     if not gpus:
         return _row("engine", "cpu", "torch sees no CUDA device")
     return _row("engine", "cuda", f"torch sees {gpus[0]['name']}")
+
+
+def _driver(memory: dict[str, Any], model: dict[str, Any] | None) -> dict[str, str]:
+    """Who drives the GPU, with all settings left alone."""
+    if find_spec("triton") is None:
+        return _row("driven by", "the host", "Triton is missing: pip install triton")
+    if not model or "host_only" not in model:
+        return _row("driven by", "the device if it can", "Triton is there (name a model, and this is exact)")
+    if model["fits"]:
+        return _row("driven by", "nobody", "all experts fit: the model runs as transformers made it")
+    if model["host_only"]:
+        return _row("driven by", "the host", model["host_only"])
+    if "unknown" in memory:
+        return _row("driven by", "unknown", memory["unknown"])
+    return _driver_by_memory(memory["available_bytes"], model["all_experts_bytes"], model["expert_bytes"])
+
+
+def _driver_by_memory(available: int, needed: int, expert: int) -> dict[str, str]:
+    """The device fetches from host memory alone, so all experts must be there."""
+    from hotset.models.choose import HOST_SHARE, HOST_STAGING
+
+    tier = int(available * HOST_SHARE) // expert - HOST_STAGING
+    if tier * expert < needed:
+        found = f"{format_size(max(tier, 0) * expert)} of {format_size(needed)}"
+        return _row(
+            "driven by", "the host", f"host memory holds {found} of experts, and the device needs them all there"
+        )
+    return _row("driven by", "the device", "Triton is there, and host memory holds all experts")
 
 
 def _threads() -> dict[str, str]:

@@ -16,6 +16,7 @@ class Found:
     free_bytes: int
     files: tuple[Path, ...]
     family: str
+    host_only: str | None = None  # why a device cannot drive its experts
 
 
 class _Enough(Exception):  # noqa: N818 - not an error: all is known that was asked
@@ -51,7 +52,28 @@ def _found(model: Any, sites: Any, catalog: Any) -> Found:
     experts = set(model._hotset_shapes)
     dense = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if name not in experts)
     free = free_bytes_for_experts(model, Settings().torch_device())
-    return Found(shape_of(sites, catalog), dense, free, catalog.files, model.config.model_type)
+    return Found(
+        shape_of(sites, catalog), dense, free, catalog.files, model.config.model_type, _host_only(sites, catalog)
+    )
+
+
+def _host_only(sites: Any, catalog: Any) -> str | None:
+    """What keeps a device from driving these experts by the default policy; nothing where there is none to ask."""
+    from importlib.util import find_spec
+
+    import torch
+
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        return None
+    from hotset.cache.plan import Scope
+    from hotset.models.choose import Settings
+    from hotset.policies import parse
+    from hotset.runtime.graph.experts import ExpertKernels
+    from hotset.runtime.graph.plan import Plan
+
+    reasons = [Plan.supports(parse(Settings().policy), Scope(Settings().scope))]
+    reasons += [ExpertKernels.supports(s.math, own.layout) for s, own in zip(sites, catalog.layers, strict=True)]
+    return next((reason for reason in reasons if reason), None)
 
 
 def needs(name: str, found: Found) -> dict[str, Any]:
@@ -78,6 +100,7 @@ def needs(name: str, found: Found) -> dict[str, Any]:
         "least_bytes": (least + 1) * shape.expert_bytes,  # one slot at least is for staging
         "auto_bytes": min(auto, total),
         "fits": total <= auto,
+        "host_only": found.host_only,
     }
 
 

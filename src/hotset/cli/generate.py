@@ -60,7 +60,7 @@ def generate(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, cache: 
                 generation_config=generation_config(loaded, sampling, room),
                 stopping_criteria=StoppingCriteriaList([interrupt.criterion]),
                 streamer=stream,
-                **({} if cache is None else {"past_key_values": cache}),
+                **_with(cache),
             )
         except Stopped:
             cache = None  # some layers have seen the prompt and some have not
@@ -74,6 +74,11 @@ def generate(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, cache: 
         finish="interrupt" if interrupt.asked else "length" if len(stream.ids) >= room else "stop",
         cached_ids=(ids[0].tolist() + stream.ids)[:known],
     )
+
+
+def _with(cache: Any) -> dict[str, Any]:
+    """How a cache is handed over; transformers would compile the model for one of fixed size."""
+    return {} if cache is None else {"past_key_values": cache, "disable_compile": True}
 
 
 def generation_config(loaded: Loaded, sampling: Sampling, room: int) -> Any:

@@ -20,6 +20,7 @@ from hotset.errors import HotsetError, ModelError, PolicyError
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SCOPES = ("layer", "pool")
+_ENGINES = ("auto", "host", "device")
 _MOST_LETTERS = 300
 
 
@@ -42,6 +43,7 @@ class Wanted:
     pin: str | None = None
     warm_pin: str = "off"
     prefetch: str = "auto"
+    engine: str = "auto"
     observe: bool = False  # count what is routed even where all experts fit
 
     @property
@@ -168,7 +170,11 @@ def _check(wanted: Wanted) -> None:
             Budget.parse(budget)
     if wanted.policy != "auto" and parse(wanted.policy).offline:
         raise PolicyError(f"{wanted.policy} needs to know the future: it is for hotset simulate; use blend here")
-    for option, word, choices in (("--scope", wanted.scope, _SCOPES), ("--dtype", wanted.dtype, _DTYPES)):
+    for option, word, choices in (
+        ("--scope", wanted.scope, _SCOPES),
+        ("--dtype", wanted.dtype, _DTYPES),
+        ("--engine", wanted.engine, _ENGINES),
+    ):
         if word not in choices:
             raise HotsetError(f'{option} is one of {", ".join(choices)}, not "{word}"')
     if wanted.prefetch not in ("auto", "off"):
@@ -218,6 +224,7 @@ def _load_model(place: str, wanted: Wanted) -> Any:
             pin=wanted.pin,
             warm_pin=wanted.warm_pin,
             prefetch=wanted.prefetch,
+            engine=wanted.engine,
             trust_remote_code=False,
         )
     if wanted.observe:

@@ -38,6 +38,7 @@ def record(
     policy: opt.PolicyName = "blend",
     scope: opt.ScopeName = "layer",
     device: opt.Device = "auto",
+    engine: opt.Engine = "auto",
     dtype: opt.Dtype = "auto",
     temperature: opt.Temperature = 0.0,
     top_p: opt.TopP = None,
@@ -58,8 +59,9 @@ def record(
     check_out(out, force)
     found = read_prompts(prompts, limit)
     wanted = Wanted(
-        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype
-    )
+        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
+        engine=engine,
+    )  # fmt: skip
     sampling = Sampling(max_new_tokens=new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:
         recording = Recording(loaded, sampling, guesses)

@@ -31,6 +31,7 @@ def run(
     scope: opt.ScopeName = "layer",
     prefetch: opt.Prefetch = "auto",
     device: opt.Device = "auto",
+    engine: opt.Engine = "auto",
     dtype: opt.Dtype = "auto",
     max_new_tokens: opt.MaxNewTokens = 256,
     temperature: opt.Temperature = 0.0,
@@ -68,7 +69,7 @@ def run(
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
         profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin, prefetch=prefetch, observe=stats or plot is not None,
+        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, observe=stats or plot is not None,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

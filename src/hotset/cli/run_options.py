@@ -47,6 +47,14 @@ Prefetch = Annotated[
         rich_help_panel=_MEMORY,
     ),
 ]
+Engine = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="Who drives a GPU: auto (the device where it can), host or device.",
+        rich_help_panel=_MEMORY,
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_MEMORY)]
 Dtype = Annotated[
     str,

@@ -35,6 +35,7 @@ def cost_document(loaded: Loaded) -> dict[str, Any]:
     return {
         "model": loaded.wanted.name,
         "engine": stats["engine"],
+        "driven_by": stats.get("driven_by"),
         "policy": loaded.wanted.policy,
         "memory": loaded.wanted.memory,
         "resident_bytes": stats["resident_bytes"],
@@ -57,7 +58,10 @@ def summary_line(new_tokens: int, tokens_per_s: float | None, stats: dict[str, A
     if traffic is not None:
         words.append(f"{format_size(traffic)} read per token")
     words.append(f"{format_size(stats['resident_bytes'])} of experts in memory")
-    return ", ".join([*words, f"{100 * stats['stall_share']:.1f} % of the time stalled"])
+    words.append(f"{100 * stats['stall_share']:.1f} % of the time stalled")
+    if driver := stats.get("driven_by"):
+        words.append(f"driven by the {driver}")
+    return ", ".join(words)
 
 
 def _foreseen(stats: dict[str, Any]) -> str:
