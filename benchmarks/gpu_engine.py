@@ -9,6 +9,7 @@ import argparse
 import gc
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,8 @@ class Bench:
     def _fill(self) -> None:
         rows = self.host.arena.memory.view(torch.bfloat16).view(self.host.arena.slots, -1)
         one = torch.empty(rows.shape[1], dtype=torch.bfloat16).normal_(std=0.02)
-        for row in rows:
-            row.copy_(one)
+        with ThreadPoolExecutor(8) as threads:  # a page that is touched for the first time costs more than its bytes
+            list(threads.map(lambda row: row.copy_(one), rows))
 
     def engine(self, share: float) -> DeviceEngine:
         """An engine with this share of the experts on the GPU."""

@@ -1,0 +1,237 @@
+"""Milliseconds per token with decode steps as one CUDA graph: all, half and a quarter resident, and beside it others.
+
+Three settings: gpt-oss-20b's shape with its recorded routing, Qwen3-30B-A3B's shape with synthetic routing, both with
+random weights; and the inflated reference model, free-running. Everything of a setting runs in one process.
+
+python benchmarks/gpu_decode.py [gpt-oss-20b] [qwen3-30b-a3b] [reference] [--routing FILE] [--beside stock accelerate]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_engine import Bench, accelerate_ms, routing_of
+from gpu_free import free_running
+from gpu_static import ForcedGuesses, StaticDecoder
+from gpu_timeline import STEPS, timeline
+from hotset import policies
+from hotset.cache.controller import Controller
+from hotset.cache.plan import SlotPlan
+from hotset.forecasts import parse as parse_forecast
+from hotset.models.budget import slots_for_guesses
+from hotset.models.connect import connect_engine, slot_kernel
+from hotset.models.decode_graph import DecodeGraphs
+from hotset.runtime.forecasting import ForecastGuesser
+from hotset.runtime.graph.engine import GraphEngine
+from hotset.runtime.payoff import Payoff
+from hotset.trace import Trace
+
+from common import publish
+from gpu_shapes import SHAPES, Shape, empty_model, materialise
+
+WARM, TIMED, BY_HOST = 140, 60, 8
+RIGHT = (0.9, 0.85)
+"""How often a guess one and two layers ahead names the right expert."""
+
+
+def stock_compiled_ms(shape: Shape, trace: Trace) -> float:
+    """Stock transformers with everything on the GPU, a static cache, compiled with graphs of its own."""
+    model = materialise(empty_model(shape, "batched_mm"), "cuda")
+    compiled = torch.compile(model.forward, mode="reduce-overhead", fullgraph=False, dynamic=False)
+    decoder = StaticDecoder(model, trace, compiled)
+    decoder.step(8)
+    found = statistics.median(decoder.ms(20) for _ in range(3))
+    decoder.close()
+    del model, decoder, compiled
+    free()
+    return found
+
+
+def free() -> None:
+    """Give memory back before the next model."""
+    gc.collect()
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+
+
+class Trial:
+    """One engine at one size, with or without guesses; ends with the block."""
+
+    def __init__(self, bench: Bench, share: float, trace: Trace, *, guess: bool) -> None:
+        self.bench, self.share, self.guess = bench, share, guess
+        shape, device = bench.shape, torch.device("cuda", 0)
+        ahead = slots_for_guesses(shape, by_device=True) if guess else 0  # the cache gives them up
+        plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, ahead=ahead)
+        controller = Controller(plan, policies.parse(bench.policy))
+        maths = [site.math for site in bench.sites]
+        self.engine = GraphEngine(
+            controller, bench.catalog, maths, bench.host, device, kernel=slot_kernel(device), pinned=True
+        )
+        if share == 1.0:
+            self._fill()
+        self.handle = connect_engine(bench.model, bench.sites, self.engine)
+        self.undo = DecodeGraphs(bench.model, self.engine, demanded=True).install()
+        self.decoder = StaticDecoder(bench.model, trace)
+        if guess:
+            gates = self.handle.find_gates()
+            assert gates is not None  # noqa: S101 - both shapes have plain routers
+            self.engine.next_gate = ForcedGuesses(gates, trace, self.decoder.routing, RIGHT)
+            payoff = Payoff(shape.layers, auto=True, most=ahead)
+            self.engine.guesser = ForecastGuesser(
+                parse_forecast("gate"), shape, gate=gates.guess, payoff=payoff, slot_of=controller.table.slot_of
+            )
+
+    def _fill(self) -> None:
+        bench, slot_of = self.bench, self.engine.controller.table.slot_of
+        self.engine.controller.preload(np.ones(slot_of.shape))
+        rows, host = (arena.memory.view(arena.slots, -1) for arena in (self.engine.arena, bench.host.arena))
+        for key, slot in np.ndenumerate(slot_of):
+            rows[slot].copy_(host[bench.host.controller.table.slot_of[key]], non_blocking=True)
+
+    def row(self, link_gb_per_s: float) -> dict[str, Any]:
+        """What was measured, and the same by the host, going on from there."""
+        self.decoder.step(WARM if self.share < 1 else 20)
+        self.handle.reset_stats()
+        ms = self.decoder.ms(TIMED)
+        stats = self.handle.stats()
+        missed = stats["loaded_bytes"] / TIMED
+        row = {
+            "share": self.share, "prefetch": "auto" if self.guess else "off", "ms_per_token": ms,
+            "hit_rate": stats["decode"]["hit_rate"], "missed_mb_per_token": missed / 1e6,
+            "stall_ms_per_token": 1e3 * stats["stall_s"] / TIMED,
+            "link_floor_ms": missed / link_gb_per_s / 1e6, "table_differences": self.engine.differences(),
+            "guesses": self._guesses(stats), "timeline": self._timeline(link_gb_per_s),
+        }  # fmt: skip
+        self.undo()
+        row["by_host_ms_per_token"] = None if self.guess else self.decoder.ms(BY_HOST)
+        return row
+
+    def _guesses(self, stats: dict[str, Any]) -> dict[str, Any] | None:
+        if not self.guess:
+            return None
+        found = stats["prefetch"]
+        sent = found["in_time"] + found["late"] + found["wasted"]
+        names = ("decision", "reason", "in_time", "late", "wasted", "in_time_bytes", "late_bytes", "wasted_bytes")
+        return {name: found[name] for name in names} | {"right": 1 - found["wasted"] / max(sent, 1)}
+
+    def _timeline(self, link_gb_per_s: float) -> dict[str, Any]:
+        shape, bench = self.bench.shape, self.bench
+        read = shape.layers * shape.top_k * bench.catalog.layers[0].layout.used_bytes
+        other = sum(p.nbytes for name, p in bench.model.named_parameters() if p.dim() == 2 and "embed" not in name)
+        self.handle.reset_stats()
+        found = timeline(self.decoder.step, read, other)
+        stats, copies_ms = self.handle.stats(), found["ms_by_class"]["demand copies"]
+        found["missed_mb"] = stats["loaded_bytes"] / STEPS / 1e6
+        if self.share < 1 and not self.guess:  # a guess brings part of what is missed
+            found["share_of_link"] = found["missed_mb"] / copies_ms / link_gb_per_s
+        return found
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.decoder.close()
+        self.handle.release()
+        del self.engine, self.handle, self.decoder
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def link_of(bench: Bench) -> float:
+    """The best of several measurements: a floor must not be too high."""
+    trial = SlotPlan(bench.shape, bench.shape.total_experts // 8)
+    engine = GraphEngine(
+        Controller(trial, policies.parse("lru")), bench.catalog, [site.math for site in bench.sites], bench.host,
+        torch.device("cuda", 0), pinned=True,
+    )  # fmt: skip
+    return max(bench.link_gb_per_s(engine) for _ in range(5))
+
+
+def published_shape(name: str, trace: Trace, others: set[str], save: Callable[[dict[str, Any]], None]) -> None:
+    """All figures of a shape with random weights and forced routing, saved as they come."""
+    shape = SHAPES[name]
+    result: dict[str, Any] = {"routing": shape.routing, "guesses_right": RIGHT}
+    result |= {"warm_tokens": WARM, "timed_tokens": TIMED}
+    if "stock" in others:
+        result["stock_compiled_ms"] = stock_compiled_ms(shape, trace)
+        print(f"{name}: stock, static cache, compiled: {result['stock_compiled_ms']:.3f} ms", flush=True)
+    if "accelerate" in others:
+        result["accelerate_offload_ms"] = accelerate_ms(shape, trace)
+        print(f"  accelerate, all offloaded: {result['accelerate_offload_ms']:.0f} ms", flush=True)
+        free()
+    bench = Bench(shape, "blend")
+    link = link_of(bench)
+    result |= {"expert_bytes": bench.catalog.slot_bytes, "link_gb_per_s": link, "rows": []}
+    result["guess_rows"] = slots_for_guesses(bench.shape, by_device=True)
+    for share, guess in ((1.0, False), (0.5, False), (0.5, True), (0.25, False), (0.25, True)):
+        trial = Trial(bench, share, trace, guess=guess)
+        row = trial.row(link)
+        result["rows"].append(judged(row, result["rows"]))
+        trial.close()
+        show(row)
+        save(result)
+    bench.host.close()
+    free()
+
+
+def judged(row: dict[str, Any], earlier: list[dict[str, Any]]) -> dict[str, Any]:
+    """Beside what is possible: the resident step and the link's floor, one after the other or at once."""
+    resident_ms = earlier[0]["ms_per_token"] if earlier else row["ms_per_token"]
+    floor_ms = row["link_floor_ms"]
+    row["over_resident_plus_floor"] = row["ms_per_token"] / (resident_ms + floor_ms)
+    if row["prefetch"] == "auto":
+        row["aim_ms"] = 1.25 * max(resident_ms, floor_ms) + 1
+        row["over_demand_only"] = row["ms_per_token"] / earlier[-1]["ms_per_token"]
+    return row
+
+
+def show(row: dict[str, Any]) -> None:
+    """A line for people."""
+    aim = f", aim {row['aim_ms']:.2f}, {row['over_demand_only']:.3f} of demand" if "aim_ms" in row else ""
+    right = f", guesses {100 * row['guesses']['right']:.0f} % right, {row['guesses']['decision']}" if aim else ""
+    host = f", by the host {row['by_host_ms_per_token']:.1f} ms" if row["by_host_ms_per_token"] else ""
+    print(
+        f"  {100 * row['share']:5.1f} %, prefetch {row['prefetch']:4}: {row['ms_per_token']:7.3f} ms, hits "
+        f"{100 * row['hit_rate']:.1f} %, floor {row['link_floor_ms']:.2f} ms, "
+        f"{row['over_resident_plus_floor']:.3f} of resident + floor{aim}{right}{host}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure what is named and publish."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", nargs="*", default=[*SHAPES, "reference"])
+    parser.add_argument("--routing", type=Path, help="the trace of gpt-oss-20b, where it is not beside the checkout")
+    parser.add_argument("--beside", nargs="*", default=["stock", "accelerate"], help="what else is measured")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    for name in options.settings:
+        save = partial(keep, f"gpu_decode_{name}", options.out)
+        if name == "reference":
+            free_running("stock" in options.beside, save)
+            continue
+        own = options.routing is not None and name == "gpt-oss-20b"
+        trace = Trace.load(options.routing) if own else routing_of(SHAPES[name])
+        published_shape(name, trace, set(options.beside), save)
+
+
+def keep(name: str, folder: Path | None, figures: dict[str, Any]) -> None:
+    """Write what is known so far."""
+    figures = figures | {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    if folder is None:
+        publish(name, figures)
+    else:
+        (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
