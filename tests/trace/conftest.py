@@ -1,11 +1,8 @@
 """A small trace, and where the public ones lie."""
 
-from pathlib import Path
-
 import pytest
+from foreign_traces import PUBLIC
 from trace_samples import make_trace
-
-PUBLIC = Path(__file__).parents[2].parent / "shared/traces"
 
 
 @pytest.fixture

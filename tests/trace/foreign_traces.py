@@ -1,8 +1,11 @@
-"""Writes traces in the formats that hotset imports."""
+"""Writes traces in the formats that hotset imports, and knows where public ones lie."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+
+PUBLIC = Path(__file__).parents[2].parent / "shared/traces"
 
 
 def write_npz(path, trace, **changes):

@@ -8,8 +8,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from conftest import PUBLIC
-from foreign_traces import csv_text, json_rows, json_text, write_npz
+from foreign_traces import PUBLIC, csv_text, json_rows, json_text, write_npz
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trace_samples import make_trace
