@@ -92,7 +92,8 @@ class Pair:
             return True
         if self.fast.policy.name not in ("blend", "decay", "eam", "slru"):
             return False
-        keys = self.slow.resident | {(event.layer, expert) for expert in event.experts}
+        before = set(self.slot_of)  # who has left now may have been as good
+        keys = self.slow.resident | before | {(event.layer, expert) for expert in event.experts}
         scores = sorted(np.atleast_1d(self.slow.score(event, key)).tolist() for key in keys)
         return any(high[:-1] == low[:-1] and high[-1] - low[-1] < CLOSE for low, high in pairwise(scores))
 
