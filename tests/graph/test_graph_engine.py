@@ -118,6 +118,7 @@ def test_more_tokens_than_staging_holds_go_the_hosts_way(stock: Any) -> None:
     assert not model.hotset.engine.fits(2)
     assert greedy(model, 3, ids) == greedy(stock, 3, ids)
     assert model.graphs.held == {}
+    assert [note for note in model.hotset.notes if "staging=8" in note] == model.hotset.notes[:1]
     model.hotset.close()
 
 

@@ -14,7 +14,7 @@ import torch
 from hotset.errors import HotsetError
 from hotset.models.fused import fused
 from hotset.models.wishes import Wishes
-from hotset.runtime.graph.engine import GraphEngine, first_line
+from hotset.runtime.graph.engine import MAX_TOKENS, GraphEngine, first_line
 from hotset.runtime.graph.side import DeviceSide, gate_key
 from hotset.trace import Phase
 
@@ -100,6 +100,7 @@ class DecodeGraphs:
         self.caches: dict[tuple[int, int, bool], Any] = {}
         self.why_not: str | None = None  # the device does not drive any more
         self._pool: Any = None  # the memory of all graphs: only one of them runs at a time
+        self._told: set[int] = set()  # sizes of batches that were too large
         self._reordering = 0  # calls under way of a generate that moves its cache about
 
     def install(self) -> Callable[[], None]:
@@ -181,10 +182,22 @@ class DecodeGraphs:
             and ids.device.type == self.engine.device.type
             and ids.shape[1:] == (1,)
             and not self._reordering
-            and self.engine.fits(ids.shape[0])
             and is_static(values.get("past_key_values"))
             and _is_plain(values, self.model.config)
+            and self._fits(ids.shape[0])
         )
+
+    def _fits(self, tokens: int) -> bool:
+        """Whether the device serves so many tokens at once; says once, of each number, what it lacks to do so."""
+        fits = self.engine.fits(tokens)
+        if not fits and tokens <= MAX_TOKENS and tokens not in self._told:
+            self._told.add(tokens)
+            shape = self.engine.shape
+            self.remark(
+                f"the host drives batches of {tokens}: for the device to do it, load the model with "
+                f"staging={min(tokens * shape.top_k, shape.experts)} or more"
+            )
+        return fits
 
     def _can(self) -> bool:
         """Whether the device can take over now; a cache that has changed its policy needs other kernels."""
