@@ -29,3 +29,7 @@ class ModelError(HotsetError):
 
 class ProfileError(HotsetError):
     """A profile that is damaged, or of another model."""
+
+
+class StopAsked(Exception):  # noqa: N818 - it reports a wish, not an error
+    """Somebody asked to stop: whoever tries something that may fail lets this pass."""

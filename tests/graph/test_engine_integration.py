@@ -6,6 +6,7 @@ Without a GPU the kernels run in Triton's interpreter, and a step is run again i
 from __future__ import annotations
 
 import os
+import threading
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,6 +181,11 @@ def test_wishes_of_a_generate_are_read_from_all_places() -> None:
     assert Wishes((ids, SimpleNamespace(num_beams=2)), {}, config).moves_cache
     assert Wishes((), {"num_beams": 2}, config).other_cache
     assert Wishes((), {"use_cache": False}, config).other_cache
+    assert Wishes((), {"prompt_lookup_num_tokens": 3}, config).moves_cache
+    own = SimpleNamespace(num_beams=None, max_new_tokens=None)  # what it leaves open, the model's own says
+    usual = SimpleNamespace(num_beams=4, max_new_tokens=2048)
+    assert Wishes((), {"generation_config": own}, usual).length(ids) == 2051
+    assert Wishes((), {"generation_config": own}, usual).moves_cache
 
 
 def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Path) -> None:
@@ -532,3 +538,22 @@ def test_gates_of_a_recording_are_told_apart_by_what_they_say() -> None:
     assert gate_key(partial(gate, distances=1, width=4)) == gate_key(partial(gate, width=4, distances=1))
     assert gate_key(partial(gate, distances=1, width=4)) != gate_key(partial(gate, distances=2, width=4))
     assert gate_key(gate) is gate
+
+
+def test_another_thread_is_not_served_by_a_step_that_is_being_captured(folder: Path) -> None:
+    """It waits for the lock, and goes the host's way."""
+    model = load(folder)
+    engine = model.hotset.engine
+    engine.drive(SimpleNamespace(recording=False, guessing=False, rehearse=None, serve=None))
+    hidden, index = torch.randn(1, model.config.hidden_size, device=DEVICE), torch.tensor([[0, 1]], device=DEVICE)
+    found: list[Any] = []
+    weights = torch.ones(1, TOP_K, device=DEVICE)
+    thread = threading.Thread(target=lambda: found.append(engine.forward(0, hidden, index, weights)))
+    with engine.alone():
+        thread.start()
+        thread.join(0.3)
+        assert not found
+    thread.join(60)
+    engine.drive(None)
+    assert found[0].shape == hidden.shape
+    model.hotset.close()

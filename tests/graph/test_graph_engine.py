@@ -175,7 +175,52 @@ def test_graphs_and_caches_are_bounded(stock: Any) -> None:
     model = load(24)
     for tokens in (2, 600, 1100, 2100, 4200, 8200):
         cache = model.graphs._cache_for(1, tokens)
+        model.graphs._keep(cache)
         assert np.log2(cache.layers[0].max_cache_len) % 1 == 0
         assert cache.layers[0].max_cache_len >= max(tokens, 512)
     assert len(model.graphs.caches) == decode_graph.MOST_CACHES
+    model.hotset.close()
+
+
+def test_a_cache_is_lent_to_one_call_at_a_time(stock: Any) -> None:
+    model = load(24)
+    first, second = model.graphs._cache_for(1, 10), model.graphs._cache_for(1, 10)
+    assert first is not second
+    model.graphs._keep(first)
+    assert model.graphs._cache_for(1, 10) is first
+    assert greedy(model, 3) == greedy(stock, 3)
+    assert len(model.graphs.caches) == 1
+    model.hotset.close()
+
+
+def test_a_full_cache_can_be_captured(stock: Any) -> None:
+    """There is room for the token that is computed, and for no other."""
+    model = load(24)
+    tokens = 2
+    cache = static_cache(model.config, IDS.shape[1] + tokens - 1)
+    assert greedy(model, tokens, past_key_values=cache) == greedy(stock, tokens)
+    assert len(model.graphs.held) == 1
+    model.hotset.close()
+
+
+def test_calls_that_are_never_alike_are_not_captured_for_ever(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_graph, "MOST_IN_A_ROW", 1)
+    model, cache = load(24), None
+    cache = static_cache(model.config, 16)
+    with torch.no_grad():
+        model(input_ids=IDS, past_key_values=cache, use_cache=True)
+        for extra in range(3):  # a mask that grows is another shape each time
+            mask = torch.ones((1, IDS.shape[1] + extra + 1), device=DEVICE, dtype=torch.int64)
+            model(input_ids=IDS[:, :1], attention_mask=mask, past_key_values=cache, use_cache=True)
+    assert len(model.graphs.held) == 1
+    model.hotset.close()
+
+
+def test_both_modes_of_inference_share_what_lies_on_the_device(stock: Any) -> None:
+    model = load(24)
+    with torch.inference_mode():
+        assert greedy(model, 3) == greedy(stock, 3)
+    assert greedy(model, 3) == greedy(stock, 3)
+    assert model.graphs.why_not is None
+    assert len(model.graphs.held) == 2
     model.hotset.close()

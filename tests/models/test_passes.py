@@ -68,3 +68,21 @@ def test_a_batch_is_as_many_requests_as_it_has_rows(model: Any) -> None:
     ids = torch.tensor([[5, 9, 31], [7, 8, 2]])
     found = passes_of(model, {"input_ids": ids}, {"input_ids": ids[:1]})
     assert [request for request, _, _ in found] == [0, 0, 0, 2, 2, 2]
+
+
+def test_an_interrupt_in_a_pass_does_not_end_the_counting(model: Any) -> None:
+    """torch calls no hook after it: the next pass begins as if nothing had been under way."""
+    ids = torch.tensor([[5, 9, 31]])
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.model.layers[0].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt), torch.no_grad():
+        model(ids)
+    handle.remove()
+    assert [phase for _, phase, _ in passes_of(model, {"input_ids": ids})] == [
+        Phase.PREFILL,
+        Phase.DECODE,
+        Phase.DECODE,
+    ]

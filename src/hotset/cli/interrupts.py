@@ -9,8 +9,10 @@ import signal
 import threading
 from typing import Any
 
+from hotset.errors import StopAsked
 
-class Stopped(Exception):  # noqa: N818 - it reports a wish, not an error
+
+class Stopped(StopAsked):
     """The person asked to stop before the first token was there."""
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from hotset.errors import HotsetError
+from hotset.errors import HotsetError, StopAsked
 from hotset.models.fused import fused
 from hotset.models.wishes import Wishes
 from hotset.runtime.graph.engine import MAX_TOKENS, GraphEngine, first_line
@@ -25,6 +25,8 @@ WARM_UPS = 2
 """Runs before a capture: kernels are compiled, tuned and given their scratch memory."""
 MOST_GRAPHS, MOST_CACHES = 16, 4
 LEAST_LENGTH = 512
+MOST_IN_A_ROW = 8
+_TAKEN = ("forward", "generate")
 _WISHES = ("output_hidden_states", "output_attentions", "output_router_logits")
 _UNUSUAL = ("inputs_embeds", "labels")
 
@@ -100,6 +102,8 @@ class DecodeGraphs:
         self.caches: dict[tuple[int, int, bool], Any] = {}
         self.why_not: str | None = None  # the device does not drive any more
         self._pool: Any = None  # the memory of all graphs: only one of them runs at a time
+        self._in_a_row = 0  # captures, and calls that would have been some, since a graph was used again
+        self._before: dict[str, Any] = {}  # what the model had in our places
         self._told: set[int] = set()  # sizes of batches that were too large
         self._reordering = 0  # calls under way of a generate that moves its cache about
 
@@ -112,19 +116,24 @@ class DecodeGraphs:
         def generate(*args: Any, **kwargs: Any) -> Any:
             moves = Wishes(args, kwargs, self.model.generation_config).moves_cache
             self._reordering += moves
+            given = self._with_cache(args, kwargs)
             try:
-                return self.generate(*args, **self._with_cache(args, kwargs))
+                return self.generate(*args, **given)
             finally:
                 self._reordering -= moves
+                if kwargs.get("past_key_values") is None:
+                    self._keep(given.get("past_key_values"))
 
+        self._before = {name: self.model.__dict__[name] for name in _TAKEN if name in self.model.__dict__}
         plain: Any = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
         plain.__signature__ = self.signature  # generate() looks at it
         self.model.forward, self.model.generate = plain, generate
         return self._remove
 
     def _remove(self) -> None:
-        for name in ("forward", "generate"):
+        for name in _TAKEN:
             self.model.__dict__.pop(name, None)
+        self.model.__dict__.update(self._before)
         self.held.clear()
         self.caches.clear()
 
@@ -153,24 +162,32 @@ class DecodeGraphs:
         """
         length = max(LEAST_LENGTH, 1 << (tokens - 1).bit_length())
         size = batch, length, torch.is_inference_mode_enabled()
-        cache = self.caches.pop(size, None) or static_cache(self.model.config, length)
+        cache = self.caches.pop(size, None) or static_cache(self.model.config, length)  # nobody else has it meanwhile
         if not _has_static_layers(cache):
             return None
+        cache.reset()
+        cache.hotset_size = size
+        return cache
+
+    def _keep(self, cache: Any) -> None:
+        """Take a cache back that was lent, for the next call."""
+        size = getattr(cache, "hotset_size", None)
+        if size is None or self.why_not is not None:
+            return
         while len(self.caches) >= MOST_CACHES:
             del self.caches[next(iter(self.caches))]
         self.caches[size] = cache
-        cache.reset()
-        return cache
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass: a decode step is replayed, or captured first; anything else goes the host's way."""
         values = kwargs if not args else dict(self.signature.bind(*args, **kwargs).arguments)
-        if self._may(values):
-            with self.engine.alone():  # nobody may change the cache between a look at it and the launch
-                captured = self._captured(values) if self._can() else None
-                if captured is not None:
-                    return self._run(captured, values)
-        return self.forward(*args, **kwargs)
+        with _current(self.engine.device):
+            if self._may(values):
+                with self.engine.alone():  # nobody may change the cache between a look at it and the launch
+                    captured = self._captured(values) if self._can() else None
+                    if captured is not None:
+                        return self._run(captured, values)
+            return self.forward(*args, **kwargs)
 
     def _may(self, values: Values) -> bool:
         """Whether a call is a step that could be captured."""
@@ -182,6 +199,9 @@ class DecodeGraphs:
             and ids.device.type == self.engine.device.type
             and ids.shape[1:] == (1,)
             and not self._reordering
+            and not torch.is_autocast_enabled(
+                ids.device.type
+            )  # it keeps copies of weights, which a graph would outlive
             and is_static(values.get("past_key_values"))
             and _is_plain(values, self.model.config)
             and self._fits(ids.shape[0])
@@ -225,12 +245,19 @@ class DecodeGraphs:
         variant = Variant(engine.guesses_in(run), engine.recorder is not None, engine.recorder and engine.gate)
         key = _signature_of(values), variant.key, engine.built
         found = self.held.pop(key, None)
-        if found is None or found.cache() is not values["past_key_values"]:
-            found = self._try_to_capture(values, variant)
+        if found is not None and found.cache() is values["past_key_values"]:
+            self._in_a_row = 0
+        else:
+            found = self._try_to_capture(values, variant) if self._is_worth_it() else None
         if found is None:
             return None
         self.held[key] = found  # as the one used last
         return found
+
+    def _is_worth_it(self) -> bool:
+        """Whether to capture: not if one call after another needs a graph of its own, as with masks that grow."""
+        self._in_a_row += 1
+        return self._in_a_row <= MOST_IN_A_ROW or self._in_a_row % 64 == 0
 
     def _try_to_capture(self, values: Values, variant: Variant) -> Captured | None:
         self.held = {key: one for key, one in self.held.items() if one.cache() is not None}
@@ -238,6 +265,8 @@ class DecodeGraphs:
             del self.held[next(iter(self.held))]
         try:
             return self._capture(values, variant)
+        except StopAsked:
+            raise
         except Exception as error:
             if self.demanded:
                 raise HotsetError(
@@ -256,18 +285,21 @@ class DecodeGraphs:
         engine.hand_over()  # a rehearsal writes to the rows of guesses: it must know which these are
         if self._pool is None and engine.device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
-        inputs = {name: _own(value) for name, value in values.items()}
+        with torch.inference_mode(False), torch.no_grad():
+            inputs = {name: _own(value) for name, value in values.items()}
+            lengths = [layer.cumulative_length.clone() for layer in cache.layers]
         step = Step(self.forward, engine, side, inputs, variant, self._pool)
-        lengths = [layer.cumulative_length.clone() for layer in cache.layers]
         try:
             with fused(self.model, engine.device), torch.no_grad():
                 with aside(engine.device):
                     for _ in range(WARM_UPS):
+                        _set_lengths(cache, lengths)  # there may be room for one token more, and not for two
                         step(rehearse=True)
+                _set_lengths(cache, lengths)
                 graph, outputs = recorded(step)
         finally:
-            for layer, length in zip(cache.layers, lengths, strict=True):
-                layer.cumulative_length.copy_(length)
+            engine.streams.wait_for_all()  # where it failed, something may still run
+            _set_lengths(cache, lengths)
             side.forget()
         _let_go(outputs, cache)
         return Captured(graph, _tensors_of(inputs), outputs, side, weakref.ref(cache), variant)
@@ -285,9 +317,11 @@ class DecodeGraphs:
 
 def recorded(step: Step) -> tuple[Any, Any]:
     """A graph of a step, and the outputs that it writes; nothing runs yet."""
-    graph: Any = torch.cuda.CUDAGraph()
+    cuda: Any = torch.cuda
+    graph = cuda.CUDAGraph()
     # Other threads may use the device meanwhile: what they do is not part of it.
-    with torch.cuda.graph(graph, pool=step.pool, capture_error_mode="thread_local"):
+    stream = step.side.another_stream()  # torch's own for this is of the device that was captured on first
+    with cuda.graph(graph, pool=step.pool, stream=stream, capture_error_mode="thread_local"):
         outputs = step()
     return graph, outputs
 
@@ -301,9 +335,22 @@ def aside(device: torch.device) -> Iterator[None]:
     cuda: Any = torch.cuda
     stream = cuda.Stream(device)
     stream.wait_stream(cuda.current_stream(device))
-    with cuda.stream(stream):
-        yield
-    cuda.current_stream(device).wait_stream(stream)
+    try:
+        with cuda.stream(stream):
+            yield
+    finally:
+        cuda.current_stream(device).wait_stream(stream)
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which kernels and streams are those of a device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _set_lengths(cache: Any, lengths: list[Tensor]) -> None:
+    """Say how many tokens the layers of a cache hold."""
+    for layer, length in zip(cache.layers, lengths, strict=True):
+        layer.cumulative_length.copy_(length)
 
 
 def _is_plain(values: Values, config: Any) -> bool:
@@ -331,7 +378,8 @@ def _has_static_layers(cache: Any) -> bool:
     from transformers.cache_utils import StaticLayer
 
     layers: list[Any] = getattr(cache, "layers", None) or []
-    return bool(layers) and all(type(layer) is StaticLayer for layer in layers)
+    moved = getattr(cache, "offloading", False)
+    return bool(layers) and not moved and all(type(layer) is StaticLayer for layer in layers)
 
 
 def is_static(cache: Any) -> bool:

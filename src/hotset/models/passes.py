@@ -26,13 +26,14 @@ class PassWatcher:
         self._phase = Phase.PREFILL
         self._began_s = 0.0
         self._depth = 0  # an encoder may run inside its model or alone
+        self._root: Callable[[], Any] = lambda: None
         self._cache: Callable[[], Any] = lambda: None  # that the pass under way, or the last one, adds to
         self._edits: int | None = None  # of that cache, when the last pass ended
         self.before_pass: Callable[[Pass], None] = lambda _: None
 
     def attach(self, model: torch.nn.Module) -> Callable[[], None]:
         """Watch a model; returns what ends it."""
-        watched = [model]
+        watched, self._root = [model], weakref.ref(model)
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             watched.append(model.get_encoder())  # type: ignore[operator]  # generate() calls it by itself
         handles: list[Any] = []
@@ -46,7 +47,9 @@ class PassWatcher:
 
         return detach
 
-    def _before(self, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is self._root():
+            self._depth = 0  # of a pass that an interrupt has ended nobody is told
         self._depth += 1
         if self._depth > 1:
             return

@@ -10,20 +10,24 @@ Tensor = torch.Tensor
 Values = dict[str, Any]
 
 
+_ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+
+
 class Wishes:
-    """What a call of generate asks for, by argument or by configuration."""
+    """What a call of generate asks for: by argument, by a configuration of its own, or else by the model's."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Values, config: Any) -> None:
         self._kwargs = kwargs
-        self._config = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or config
+        self._configs = kwargs.get("generation_config"), args[1] if len(args) > 1 else None, config
 
     def _wish(self, name: str) -> Any:
-        return self._kwargs.get(name, getattr(self._config, name, None))
+        given = [self._kwargs.get(name), *(getattr(config, name, None) for config in self._configs)]
+        return next((value for value in given if value is not None), None)
 
     @property
     def moves_cache(self) -> bool:
         """Whether it searches in a way that reorders the cache, or takes tokens back."""
-        return bool((self._wish("num_beams") or 1) > 1 or self._kwargs.get("assistant_model") is not None)
+        return bool((self._wish("num_beams") or 1) > 1 or any(self._wish(name) for name in _ASSISTED))
 
     @property
     def other_cache(self) -> bool:

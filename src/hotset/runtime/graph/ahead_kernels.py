@@ -222,8 +222,9 @@ def _enlist(
     guess = tl.load(state.guess_expert + part * guesses + place, mask=place < guesses, other=-1)
     copied = _arrived(state.progress + part * programs, blocks, guess_lanes, programs)
     begun = goes_on & (guess >= 0) & (copied > 0)
-    kept = tl.sum(begun.to(tl.int32), axis=0)
-    known = tl.max(((named[:, None] == guess[None, :]) & begun[None, :]).to(tl.int32), axis=1)
+    kept = tl.max(tl.where(begun, place + 1, 0), axis=0)  # programs start as they like: one before may have none yet
+    stays = goes_on & (place < kept)
+    known = tl.max(((named[:, None] == guess[None, :]) & stays[None, :]).to(tl.int32), axis=1)
     takes = takes & (named >= 0) & (known == 0)
     before = (chance[:, None] > chance[None, :]) | (
         (chance[:, None] == chance[None, :]) & (rank[:, None] < rank[None, :])

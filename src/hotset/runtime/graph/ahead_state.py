@@ -93,10 +93,14 @@ class AheadState(NamedTuple):
         """How many layers are looked ahead."""
         return self.named.shape[1]
 
-    def reset(self) -> None:
-        """Forget guesses, counts and what was learnt; rows stay where they are, and events go on being numbered."""
+    def drop(self) -> None:
+        """Forget guesses, but not what was learnt; rows stay where they are, and events go on being numbered."""
         for tensor in (self.target, self.named_for):
             tensor.fill_(-1)
+
+    def reset(self) -> None:
+        """Forget guesses, counts and what was learnt."""
+        self.drop()
         for tensor in (self.own, self.shared, self.tallies):
             tensor.zero_()
 

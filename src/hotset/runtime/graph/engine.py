@@ -6,6 +6,7 @@ change the cache, the host's own passes included, first takes the device's table
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class Unread(NamedTuple):
     """A pass that the device serves and the host has not taken in yet: when it began and ended, and what it was."""
 
     side: DeviceSide
+    number: int  # among the passes of that side
     run: Pass
     began: Any
     over: Any
@@ -61,6 +63,7 @@ class GraphEngine(DeviceEngine):
         self._shared: Shared | None = None
         self._sides: dict[int, DeviceSide] = {}
         self._side: DeviceSide | None = None  # that serves what comes through `forward`, while a step is captured
+        self._thread = 0  # whose calls it serves: others go the host's way meanwhile, as soon as they may
         self._rehearsing = False
         self._unread: deque[Unread] = deque()
         self._served: Pass | None = None  # the last pass that the device was given
@@ -126,15 +129,17 @@ class GraphEngine(DeviceEngine):
 
     def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts, by whoever drives this pass."""
-        if self._side is not None:
-            if self._side.recording:
-                self._side.keep(layer, hidden, weights)
-            serve = self._side.rehearse if self._rehearsing else self._side.serve
+        side = self._side
+        if side is not None and self._thread == threading.get_ident():
+            if side.recording:
+                side.keep(layer, hidden, weights)
+            serve = side.rehearse if self._rehearsing else side.serve
             return serve(layer, hidden, index, weights)
-        if self._device_is_ahead:
-            self.take_back()
-        self._handed = None
-        return super().forward(layer, hidden, index, weights)
+        with self._lock:  # until a capture under way is done
+            if self._device_is_ahead:
+                self.take_back()
+            self._handed = None
+            return super().forward(layer, hidden, index, weights)
 
     @property
     def can_guess(self) -> bool:
@@ -148,11 +153,12 @@ class GraphEngine(DeviceEngine):
 
     def side_for(self, tokens: int) -> DeviceSide:
         """The kernels for passes of so many tokens."""
-        if self._shared is None:
-            self._shared = self._make_shared()
-            self._policy = self.controller.policy
-        if tokens not in self._sides:
-            self._sides[tokens] = DeviceSide(self, self._shared, tokens)
+        with torch.inference_mode(False):  # what that mode makes, nobody may write to outside of it
+            if self._shared is None:
+                self._shared = self._make_shared()
+                self._policy = self.controller.policy
+            if tokens not in self._sides:
+                self._sides[tokens] = DeviceSide(self, self._shared, tokens)
         return self._sides[tokens]
 
     def _make_shared(self) -> Shared:
@@ -225,7 +231,8 @@ class GraphEngine(DeviceEngine):
     def _note_launch(self, side: DeviceSide, began: Any, *, guessing: bool, timed: bool) -> None:
         self._served, self._device_is_ahead = self.current, True
         over = self.streams.moment()
-        self._unread.append(Unread(side, self.current, began, over, guessing, timed, self.recorder))
+        side.launched += 1
+        self._unread.append(Unread(side, side.launched, self.current, began, over, guessing, timed, self.recorder))
 
     def catch_up(self) -> None:
         """Serve on the host, for its statistics, what the device has served last; waits for it."""
@@ -238,8 +245,8 @@ class GraphEngine(DeviceEngine):
             self._read(self._unread.popleft())
 
     def _read(self, unread: Unread) -> None:
-        missed = unread.side.read(unread.run, unread.recorder)
-        if unread.side.ahead is not None:
+        missed = unread.side.read(unread.number, unread.run, unread.recorder)
+        if unread.guessing and unread.side.ahead is not None:
             self._count_guesses(unread.side.tallies)
         seconds = self.streams.seconds_between(unread.began, unread.over)
         self.clock.pass_s += seconds
@@ -312,7 +319,7 @@ class GraphEngine(DeviceEngine):
         """Have the device serve what comes through `forward`, while a step is captured, or only rehearsed."""
         if self._side is not None:
             self._side.guessing = self._side.recording = False
-        self._side, self._rehearsing = side, rehearse
+        self._side, self._thread, self._rehearsing = side, threading.get_ident(), rehearse
         if side is not None:
             side.guessing, side.recording = guessing, recording
 

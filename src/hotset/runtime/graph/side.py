@@ -103,10 +103,19 @@ class DeviceSide:
         self._read_stamps = torch.zeros((shape.layers, 2), dtype=torch.int64, pin_memory=on_gpu)
         self._tallies = torch.zeros(len(Tallies._fields), dtype=torch.int64, pin_memory=on_gpu)
         self._log = torch.empty_like(self.plan.out.log, device="cpu", pin_memory=engine.device.type == "cuda")
-        self._read = 0
+        self.launched = 0  # passes that were given to the device
         self._tuned: set[int] = set()  # layers whose kernels were chosen and compiled, in the runs before a capture
         self._ones = np.ones(shape.top_k, np.int32)
         self._nobody = torch.full((self.pairs,), shape.experts, dtype=torch.int64, device=engine.device)
+
+    def another_stream(self) -> Any:
+        """A stream of the device that is none of those used here: torch hands out the same ones in turns."""
+        cuda: Any = torch.cuda
+        taken = {stream.cuda_stream for stream in (self._copies, self._looks)}
+        while True:
+            found = cuda.Stream(self.engine.device)
+            if found.cuda_stream not in taken:
+                return found
 
     def _make_kernels(self) -> list[ExpertKernels]:
         engine, scratch = self.engine, None
@@ -144,8 +153,9 @@ class DeviceSide:
             mine = torch.zeros(front + shape, dtype=kind, device=self.engine.device)
             return mine, torch.zeros_like(mine, device="cpu", pin_memory=on_gpu)
 
-        weights = ring((self.tokens, self.engine.shape.top_k), torch.float16)
-        return Kept(*weights, *((None, None) if said is None else ring(tuple(said.shape), torch.int16)))
+        with torch.inference_mode(False):
+            weights = ring((self.tokens, self.engine.shape.top_k), torch.float16)
+            return Kept(*weights, *((None, None) if said is None else ring(tuple(said.shape), torch.int16)))
 
     def rehearse(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """Choose and compile all kernels of a layer on an event that asks for nobody, so that nothing changes."""
@@ -238,11 +248,13 @@ class DeviceSide:
     def forget(self) -> None:
         """Begin to count passes anew, after those that only warmed up."""
         self.plan.out.step.zero_()
-        self._read = 0
+        self.launched = 0
+        if self.shared.ahead is not None:
+            self.shared.ahead.drop()
 
     def is_unread(self) -> bool:
         """Whether the device has begun a pass that was not read; waits for the device."""
-        return int(self.plan.out.step) > self._read
+        return int(self.plan.out.step) > self.launched
 
     @property
     def tallies(self) -> list[int]:
@@ -250,18 +262,17 @@ class DeviceSide:
         found: list[int] = self._tallies.tolist()
         return found
 
-    def read(self, run: Pass, recorder: Recorder | None = None) -> int:
-        """Serve on the host the pass that the device has served, and record it; it must be over.
+    def read(self, number: int, run: Pass, recorder: Recorder | None = None) -> int:
+        """Serve on the host the pass of this number, and record it; it must be over.
 
         Returns how many experts it missed.
         """
-        self._read += 1
         missed = 0
-        engine, rows = self.engine, self._log[self._read % RING].numpy()
+        engine, rows = self.engine, self._log[number % RING].numpy()
         waited_s = np.diff(self._read_stamps.numpy(), axis=1)[:, 0] / 1e9
         for layer, row in enumerate(rows):
             if recorder is not None:
-                self._record(recorder, run, layer, row)
+                self._record(recorder, number, run, layer, row)
             experts, counts = self._counted(row)
             if len(experts):
                 missing = engine.controller.route(layer, experts, counts, self.tokens, run.phase, run.first_request)
@@ -270,8 +281,8 @@ class DeviceSide:
                 missed += missing
         return missed
 
-    def _record(self, recorder: Recorder, run: Pass, layer: int, row: npt.NDArray[np.int16]) -> None:
-        weights, said = self._kept[gate_key(self.engine.gate)].at(self._read % RING, layer)
+    def _record(self, recorder: Recorder, number: int, run: Pass, layer: int, row: npt.NDArray[np.int16]) -> None:
+        weights, said = self._kept[gate_key(self.engine.gate)].at(number % RING, layer)
         index = row.astype(np.int64).reshape(self.tokens, -1)
         request = requests_of(run, self.tokens)
         recorder.note(run.number, layer, index, weights, request, run.phase, run.token_ids, said)
