@@ -24,7 +24,8 @@ from transformers.utils import logging
 
 import hotset
 from hotset import reference
-from hotset.models.decode_graph import aside, static_cache
+from hotset.models.decode_graph import aside
+from hotset.models.static_caches import static_cache
 from reference_exactness import DEVICE, agreement, greedy, prompts, stock
 
 from common import plain, publish

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotset.models.decode_graph import static_cache
 from hotset.models.gates import Gates
+from hotset.models.static_caches import static_cache
 from hotset.trace import Trace
 
 CONTEXT = 512

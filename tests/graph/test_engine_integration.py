@@ -32,8 +32,8 @@ from hotset.cache.supervisor import Supervisor  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.forecasts import parse as parse_forecast  # noqa: E402
 from hotset.models import decode_graph  # noqa: E402
-from hotset.models.decode_graph import static_cache  # noqa: E402
 from hotset.models.passes import PassWatcher  # noqa: E402
+from hotset.models.static_caches import static_cache  # noqa: E402
 from hotset.models.wishes import Wishes  # noqa: E402
 from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
 from hotset.runtime.graph.engine import GraphEngine  # noqa: E402

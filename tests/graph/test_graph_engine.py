@@ -23,8 +23,9 @@ import tiny_device  # noqa: E402
 from tiny_device import DEVICE  # noqa: E402
 
 from hotset.errors import HotsetError  # noqa: E402
-from hotset.models import decode_graph  # noqa: E402
-from hotset.models.decode_graph import DecodeGraphs, static_cache  # noqa: E402
+from hotset.models import decode_graph, static_caches  # noqa: E402
+from hotset.models.decode_graph import DecodeGraphs  # noqa: E402
+from hotset.models.static_caches import static_cache  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(tiny_device.LATE, reason="the interpreter came too late"),
@@ -174,20 +175,20 @@ def test_windows_become_masks() -> None:
 def test_graphs_and_caches_are_bounded(stock: Any) -> None:
     model = load(24)
     for tokens in (2, 600, 1100, 2100, 4200, 8200):
-        cache = model.graphs._cache_for(1, tokens)
-        model.graphs._keep(cache)
+        cache = model.graphs.caches.lend(1, tokens)
+        model.graphs.caches.keep(cache)
         assert np.log2(cache.layers[0].max_cache_len) % 1 == 0
         assert cache.layers[0].max_cache_len >= max(tokens, 512)
-    assert len(model.graphs.caches) == decode_graph.MOST_CACHES
+    assert len(model.graphs.caches) == static_caches.MOST
     model.hotset.close()
 
 
 def test_a_cache_is_lent_to_one_call_at_a_time(stock: Any) -> None:
     model = load(24)
-    first, second = model.graphs._cache_for(1, 10), model.graphs._cache_for(1, 10)
+    first, second = model.graphs.caches.lend(1, 10), model.graphs.caches.lend(1, 10)
     assert first is not second
-    model.graphs._keep(first)
-    assert model.graphs._cache_for(1, 10) is first
+    model.graphs.caches.keep(first)
+    assert model.graphs.caches.lend(1, 10) is first
     assert greedy(model, 3) == greedy(stock, 3)
     assert len(model.graphs.caches) == 1
     model.hotset.close()

@@ -69,9 +69,9 @@ class FixedCache(KeptCache):
 
     def _grown(self, tokens: int, shared: int) -> Any:
         """A cache for so many tokens, with those that are shared copied from the one before."""
-        from hotset.models.decode_graph import LEAST_LENGTH, static_cache
+        from hotset.models.static_caches import length_for, static_cache
 
-        larger = static_cache(self.config, max(LEAST_LENGTH, 1 << (tokens - 1).bit_length()))
+        larger = static_cache(self.config, length_for(tokens))
         for old, new in zip(self._cache.layers if shared else (), larger.layers, strict=False):
             new.lazy_initialization(old.keys, old.values)
             new.keys[:, :, :shared].copy_(old.keys[:, :, :shared])
@@ -90,7 +90,7 @@ def _wants_fixed(model: Any) -> bool:
     why_not = getattr(model.hotset.engine, "why_not", None)  # only the engine that the device drives has it
     if why_not is None or why_not() is not None:
         return False
-    from hotset.models.decode_graph import LEAST_LENGTH, static_cache
+    from hotset.models.static_caches import LEAST_LENGTH, static_cache
 
     return all(hasattr(layer, "cumulative_length") for layer in static_cache(model.config, LEAST_LENGTH).layers)
 

@@ -13,6 +13,7 @@ import torch
 
 from hotset.errors import HotsetError, StopAsked
 from hotset.models.fused import fused
+from hotset.models.static_caches import LentCaches, is_static
 from hotset.models.wishes import Wishes
 from hotset.runtime.graph.engine import MAX_TOKENS, GraphEngine, first_line
 from hotset.runtime.graph.side import DeviceSide, gate_key
@@ -23,8 +24,7 @@ Values = dict[str, Any]
 
 WARM_UPS = 2
 """Runs before a capture: kernels are compiled, tuned and given their scratch memory."""
-MOST_GRAPHS, MOST_CACHES = 16, 4
-LEAST_LENGTH = 512
+MOST_GRAPHS = 16
 MOST_IN_A_ROW = 8
 _TAKEN = ("forward", "generate")
 _WISHES = ("output_hidden_states", "output_attentions", "output_router_logits")
@@ -99,7 +99,7 @@ class DecodeGraphs:
         self.signature = inspect.signature(self.forward)
         self.generate: Callable[..., Any] = model.generate
         self.held: dict[tuple[Any, ...], Captured] = {}
-        self.caches: dict[tuple[int, int, bool], Any] = {}
+        self.caches = LentCaches(model.config)
         self.why_not: str | None = None  # the device does not drive any more
         self._pool: Any = None  # the memory of all graphs: only one of them runs at a time
         self._in_a_row = 0  # captures, and calls that would have been some, since a graph was used again
@@ -121,8 +121,8 @@ class DecodeGraphs:
                 return self.generate(*args, **given)
             finally:
                 self._reordering -= moves
-                if kwargs.get("past_key_values") is None:
-                    self._keep(given.get("past_key_values"))
+                if kwargs.get("past_key_values") is None and self.why_not is None:
+                    self.caches.keep(given.get("past_key_values"))
 
         self._before = {name: self.model.__dict__[name] for name in _TAKEN if name in self.model.__dict__}
         plain: Any = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
@@ -148,35 +148,12 @@ class DecodeGraphs:
         }  # with a cache of fixed size stock compiles: steps are captured here
         if not isinstance(ids, Tensor) or wishes.other_cache or self._has_encoder:
             return kwargs
-        cache = self._cache_for(len(ids) * wishes.answers, wishes.length(ids))
+        cache = self.caches.lend(len(ids) * wishes.answers, wishes.length(ids))
         return kwargs if cache is None else kwargs | {"past_key_values": cache}
 
     @property
     def _has_encoder(self) -> bool:
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
-
-    def _cache_for(self, batch: int, tokens: int) -> Any:
-        """The cache of a size, empty; graphs know it by its address, so it is used again.
-
-        None if the model's cannot be captured. What inference mode has made, nobody else may write to.
-        """
-        length = max(LEAST_LENGTH, 1 << (tokens - 1).bit_length())
-        size = batch, length, torch.is_inference_mode_enabled()
-        cache = self.caches.pop(size, None) or static_cache(self.model.config, length)  # nobody else has it meanwhile
-        if not _has_static_layers(cache):
-            return None
-        cache.reset()
-        cache.hotset_size = size
-        return cache
-
-    def _keep(self, cache: Any) -> None:
-        """Take a cache back that was lent, for the next call."""
-        size = getattr(cache, "hotset_size", None)
-        if size is None or self.why_not is not None:
-            return
-        while len(self.caches) >= MOST_CACHES:
-            del self.caches[next(iter(self.caches))]
-        self.caches[size] = cache
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One pass: a decode step is replayed, or captured first; anything else goes the host's way."""
@@ -371,30 +348,6 @@ def _is_known(value: Any) -> bool:
     if isinstance(value, dict):
         return all(part is None or isinstance(part, Tensor) for part in value.values())
     return value is None or isinstance(value, Tensor | int | float | str)
-
-
-def _has_static_layers(cache: Any) -> bool:
-    """Whether every layer of a cache is a block of fixed size that knows its own length."""
-    from transformers.cache_utils import StaticLayer
-
-    layers: list[Any] = getattr(cache, "layers", None) or []
-    moved = getattr(cache, "offloading", False)
-    return bool(layers) and not moved and all(type(layer) is StaticLayer for layer in layers)
-
-
-def is_static(cache: Any) -> bool:
-    """Whether a cache is of fixed size, and made: there is something in it."""
-    return _has_static_layers(cache) and all(layer.is_initialized for layer in cache.layers)
-
-
-def static_cache(config: Any, length: int) -> Any:
-    """A key-value cache of fixed size; windows are left to masks: a rolling block runs other code once it is full."""
-    from transformers import StaticCache
-    from transformers.cache_utils import StaticLayer
-
-    cache = StaticCache(config=config, max_cache_len=length)
-    cache.layers = [StaticLayer(length) if getattr(layer, "is_sliding", False) else layer for layer in cache.layers]
-    return cache
 
 
 def _tensors_of(values: Values) -> dict[str, Tensor]:
