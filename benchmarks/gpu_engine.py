@@ -26,7 +26,7 @@ from hotset.models.shell import strip
 from hotset.models.sites import find_sites
 from hotset.runtime.device import DeviceEngine
 from hotset.runtime.host import HostTier
-from hotset.runtime.pinned import pin
+from hotset.runtime.pinned import page_lock
 from hotset.store import Catalog, LayerSource
 from hotset.trace import Trace
 from hotset.trace.synth import SynthConfig, synthesise
@@ -105,7 +105,7 @@ class Bench:
         self.host = HostTier(self.catalog, SlotPlan(self.shape, self.shape.total_experts), policies.parse("lru"))
         self.host.seat_all()
         self._fill()
-        pin(self.host.arena)
+        page_lock(self.host.arena, DEVICE)
 
     def _fill(self) -> None:
         rows = self.host.arena.memory.view(torch.bfloat16).view(self.host.arena.slots, -1)

@@ -16,8 +16,12 @@ from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
 from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
 from hotset.runtime.arena import poison  # noqa: E402
+from hotset.runtime.background import Warmer  # noqa: E402
 from hotset.runtime.device import DeviceEngine  # noqa: E402
 from hotset.runtime.host import HostTier  # noqa: E402
+from hotset.shape import ExpertKey  # noqa: E402
+from hotset.transfer import Flight, Readers  # noqa: E402
+from hotset.transfer.readers import Load  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,7 +59,8 @@ def load(slots: int, staging: int, host_slots: int, kernel: Any, scope: Scope = 
     assert lean.sites is not None
     assert lean.catalog is not None
     shape = shape_of(lean.sites, lean.catalog)
-    host = HostTier(lean.catalog, SlotPlan(shape, host_slots, staging=8), policies.parse("lru"))
+    host_staging = 0 if host_slots >= shape.total_experts else 8
+    host = HostTier(lean.catalog, SlotPlan(shape, host_slots, staging=host_staging), policies.parse("lru"))
     controller = Controller(SlotPlan(shape, slots, scope, staging, ahead), policies.parse("blend"))
     maths = [site.math for site in lean.sites]
     engine = DeviceEngine(controller, lean.catalog, maths, host, torch.device("cpu"), kernel=kernel)
@@ -86,6 +91,50 @@ def test_a_device_with_a_ram_tier_computes_what_stock_does(
     assert stats["hits"] + stats["misses"] == stats["asked"]
     assert model.hotset.engine.host.read_bytes > 0
     model.hotset.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_prompt_that_follows_the_load_finds_a_ram_tier_that_is_still_being_filled(
+    stock: Any, monkeypatch: Any, seed: int
+) -> None:
+    """What the background reads already takes no second slot: a tier that holds all experts has none to spare."""
+    import os
+    import time
+
+    from hotset.transfer import file as store_file
+
+    def slow(*arguments: Any) -> int:
+        time.sleep(0.0005)  # the filling lasts for the whole answer
+        return os.preadv(*arguments)
+
+    monkeypatch.setattr(store_file, "_preadv", slow)
+    model = load(64, 8, 512, None)
+    engine = model.hotset.engine
+    order = np.random.default_rng(seed).permutation(512).tolist()
+    filler = Warmer(engine._host_reader.steps([ExpertKey(*divmod(place, 64)) for place in order]))
+    given = {"input_ids": torch.tensor([[5, 900, 31, 7]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(**given, **options), stock.generate(**given, **options))
+    assert filler.wait(60)
+    assert filler.error is None
+    table = engine.host.controller.table
+    assert sorted(table.slot_of.reshape(-1).tolist()) == list(range(512))
+    assert not engine._host_reader.under_way
+    assert engine.host.read_bytes + engine._host_reader.read_bytes == 512 * engine.catalog.layers[0].read_bytes(0)
+    for key in np.ndindex(8, 64):
+        alone = engine.host.arena.rows()[table.slot_of[key]]
+        assert np.array_equal(alone, reread(engine, ExpertKey(*key)))
+    model.hotset.close()
+
+
+def reread(engine: Any, key: ExpertKey) -> Any:
+    """An expert as it comes from disk."""
+    target = np.full((1, engine.catalog.slot_bytes), 0xFF, np.uint8)
+    readers, flight = Readers(engine.catalog, target.__getitem__, threads=1, direct=False), Flight()
+    readers.start(flight, [Load(key.layer, key.expert, 0)])
+    flight.take()
+    readers.close()
+    return target[0]
 
 
 def test_it_loads_what_the_simulator_says(stock: Any) -> None:

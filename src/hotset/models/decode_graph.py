@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
@@ -101,7 +102,6 @@ class DecodeGraphs:
         self.held: dict[tuple[Any, ...], Captured] = {}
         self.caches = LentCaches(model.config)
         self.why_not: str | None = None  # the device does not drive any more
-        self._pool: Any = None  # the memory of all graphs: only one of them runs at a time
         self._in_a_row = 0  # captures, and calls that would have been some, since a graph was used again
         self._before: dict[str, Any] = {}  # what the model had in our places
         self._told: set[int] = set()  # sizes of batches that were too large
@@ -260,12 +260,10 @@ class DecodeGraphs:
         engine.catch_up()
         side = engine.side_for(values["input_ids"].shape[0])
         engine.hand_over()  # a rehearsal writes to the rows of guesses: it must know which these are
-        if self._pool is None and engine.device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle()
         with torch.inference_mode(False), torch.no_grad():
             inputs = {name: _own(value) for name, value in values.items()}
             lengths = [layer.cumulative_length.clone() for layer in cache.layers]
-        step = Step(self.forward, engine, side, inputs, variant, self._pool)
+        step = Step(self.forward, engine, side, inputs, variant, self._pool())
         try:
             with fused(self.model, engine.device), torch.no_grad():
                 with aside(engine.device):
@@ -280,6 +278,16 @@ class DecodeGraphs:
             side.forget()
         _let_go(outputs, cache)
         return Captured(graph, _tensors_of(inputs), outputs, side, weakref.ref(cache), variant)
+
+    def _pool(self) -> Any:
+        """The memory of all graphs, since only one of them runs at a time; a new one where no graph uses it any more.
+
+        With its last graph torch gives up a pool, though outputs of that graph may still lie in it.
+        """
+        if self.engine.device.type != "cuda":
+            return None
+        alive = next(iter(self.held.values()), None)
+        return torch.cuda.graph_pool_handle() if alive is None else alive.graph.pool()
 
     def _run(self, captured: Captured, values: Values) -> Any:
         def launch() -> None:
@@ -298,9 +306,25 @@ def recorded(step: Step) -> tuple[Any, Any]:
     graph = cuda.CUDAGraph()
     # Other threads may use the device meanwhile: what they do is not part of it.
     stream = step.side.another_stream()  # torch's own for this is of the device that was captured on first
-    with cuda.graph(graph, pool=step.pool, stream=stream, capture_error_mode="thread_local"):
+    with (
+        _without_garbage_collection(),
+        cuda.graph(graph, pool=step.pool, stream=stream, capture_error_mode="thread_local"),
+    ):
         outputs = step()
     return graph, outputs
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Collect garbage first, and none inside: a model that was dropped waits for the device, which ends a capture."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
-from hotset.errors import BudgetError
+from hotset.errors import BudgetError, HotsetError
 from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import format_size
 from hotset.store import Part
 from hotset.store.catalog import Bytes
+
+
+class Block(mmap.mmap):
+    """Memory of the system that has something undone before it is given back, with or without a `close`."""
+
+    before_release: tuple[Callable[[], None], ...] = ()
+
+    def release(self) -> None:
+        """Have undone what was done to the memory; more than once does no harm."""
+        undo, self.before_release = self.before_release, ()
+        for each in undo:
+            each()
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of the interpreter much is gone already
+            self.release()
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +39,7 @@ class Arena:
     slots: int
     slot_bytes: int
     memory: torch.Tensor  # uint8 [slots * slot_bytes]
+    block: Block | None = None  # the memory's owner, where it is the system's
 
     @classmethod
     def in_ram(cls, slots: int, slot_bytes: int) -> Arena:
@@ -33,14 +52,25 @@ class Arena:
                 "ask for a smaller --memory, or close other programs"
             )
         try:
-            block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            block = Block(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
             raise BudgetError(
                 f"the system refused {format_size(size)} of memory ({error}): ask for a smaller --memory"
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             _quietly_advise(block)
-        return cls(slots, slot_bytes, torch.frombuffer(block, dtype=torch.uint8))
+        return cls(slots, slot_bytes, torch.frombuffer(block, dtype=torch.uint8), block)
+
+    def before_release(self, undo: Callable[[], None]) -> None:
+        """Have something undone before the memory is given back."""
+        if self.block is None:
+            raise HotsetError("only memory of the system can be locked")
+        self.block.before_release += (undo,)
+
+    def release(self) -> None:
+        """Undo now what was to be undone before the memory is given back."""
+        if self.block is not None:
+            self.block.release()
 
     @classmethod
     def on_device(cls, slots: int, slot_bytes: int, device: torch.device) -> Arena:

@@ -24,6 +24,7 @@ class BackgroundReader:
         self.landing, self.catalog, self.readers = landing, catalog, readers
         self.lock = lock
         self.read_bytes = 0
+        self.under_way: dict[ExpertKey, tuple[Flight, int]] = {}  # by expert: its transfer, and the slot held for it
         self.row_of: Callable[[int], int] = lambda slot: slot  # where a slot lies in memory
         self.before_reading: Callable[[], None] = lambda: None  # waits until nobody reads from what was evicted
 
@@ -37,26 +38,35 @@ class BackgroundReader:
         """Read these experts into empty slots, as far as there are any, or in the place of the weakest."""
         with self.lock:
             held = self.landing.hold_all(keys, evict=evict)
-        if evict:
-            self.before_reading()
-        flights = self._send(held)
+            flights = {key: Flight() for key in sorted(held, key=self._place)}  # in the order in which they lie on disk
+            self.under_way.update({key: (flights[key], slot) for key, slot in held.items()})
         try:
-            for key in list(flights):
-                flights[key].take()
-                with self.lock:
-                    self.landing.seat(key, held[key], pin=pin)
-                del flights[key]
+            if evict:
+                self.before_reading()
+            self._send(held, flights)
+            failed = [error for key in list(flights) if (error := self._take(key, held[key], flights, pin)) is not None]
         finally:
             self._give_up(flights, held)
+        if failed:
+            raise failed[0]
 
-    def _send(self, held: dict[ExpertKey, int]) -> dict[ExpertKey, Flight]:
-        """Put everything on its way in the order in which it lies on disk."""
-        flights = {}
-        for key in sorted(held, key=self._place):
-            flights[key] = Flight()
+    def _send(self, held: dict[ExpertKey, int], flights: dict[ExpertKey, Flight]) -> None:
+        for key, flight in flights.items():
             self.read_bytes += self.catalog.layers[key.layer].read_bytes(key.expert)
-            self.readers.start(flights[key], [self._load(key, held[key])], Rank.BACKGROUND)
-        return flights
+            self.readers.start(flight, [self._load(key, held[key])], Rank.BACKGROUND)
+
+    def _take(self, key: ExpertKey, slot: int, flights: dict[ExpertKey, Flight], pin: bool) -> HotsetError | None:
+        """Wait for an expert and give it its slot; a failed read empties the slot again, and the others go on."""
+        try:
+            flights[key].take()
+        except HotsetError as error:
+            self._give_up({key: flights.pop(key)}, {key: slot})
+            return error
+        with self.lock:
+            self.landing.seat(key, slot, pin=pin)
+            self.under_way.pop(key, None)
+        del flights[key]
+        return None
 
     def _load(self, key: ExpertKey, slot: int) -> Load:
         return Load(key.layer, key.expert, self.row_of(slot))
@@ -71,8 +81,10 @@ class BackgroundReader:
             flight.cancelled = True
         for key, flight in flights.items():
             flight.abandon()
+            flight.refuse(key.expert)  # an event may wait for what was never sent for
             with self.lock:
                 self.landing.give_back(key, held[key])
+                self.under_way.pop(key, None)
 
     def batches(self, order: Sequence[ExpertKey]) -> Iterator[list[ExpertKey]]:
         """Cut an order into batches, without experts that are here already or have no empty slot to hope for."""

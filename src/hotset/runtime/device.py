@@ -19,7 +19,7 @@ from hotset.runtime.caching import CachingEngine, Loads
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.host import HostTier
 from hotset.runtime.math import ExpertMath, SlotExperts, SlotLinear
-from hotset.runtime.pinned import pin, unpin
+from hotset.runtime.pinned import page_lock
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
@@ -78,8 +78,7 @@ class DeviceEngine(CachingEngine):
         if plan.ahead:
             self.ahead = AheadOfHost(range(plan.cached + plan.staging, self.arena.slots), self)
         self._passing: dict[int, Guess[Copy]] = {}
-        self._unpin = not pinned and device.type == "cuda" and pin(host.arena)
-        self.pinned = pinned or self._unpin
+        self.pinned = pinned or (device.type == "cuda" and page_lock(host.arena, device))
         host.before_reading = self.streams.wait_for_copies
         self._uploads = torch.empty((UPLOADS, FEW_PAIRS), dtype=torch.int32, pin_memory=device.type == "cuda")
         self._upload = 0
@@ -333,9 +332,8 @@ class DeviceEngine(CachingEngine):
         if self.ahead is not None:
             self.ahead.clear()
         self.streams.wait_for_copies()
-        if self._unpin:
-            unpin(self.host.arena)
         self.host.close()
+        self.host.arena.release()
         self.layers = []
 
 

@@ -35,11 +35,14 @@ class HostTier:
         self.before_reading: Callable[[], None] = lambda: None  # waits until no copy out of these slots is under way
         self._holds_all = plan.cached >= plan.shape.total_experts
         self._flight = Flight()
+        self._background: BackgroundReader | None = None
         self.landing = Landing(self.controller)
 
     def background(self, lock: threading.RLock) -> BackgroundReader | None:
-        """What reads experts into this tier while nobody waits; None where everything came from memory."""
-        return None if self.readers is None else BackgroundReader(self.landing, self.catalog, self.readers, lock)
+        """What reads experts into this tier while no event waits; None where everything came from memory."""
+        if self.readers is not None and self._background is None:
+            self._background = BackgroundReader(self.landing, self.catalog, self.readers, lock)
+        return self._background
 
     def where(self, layer: int, experts: list[int]) -> list[int] | None:
         """The slots of experts, where the tier holds every expert for good and has read these; else None."""
@@ -59,13 +62,17 @@ class HostTier:
 
     def _bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
         """Yield as many experts as there is staging for: those in memory first."""
-        table = self.controller.table
-        missing = self.controller.route(layer, np.array(experts, np.int32), np.array(counts, np.int32), 1, phase)
-        loads = table.loads[:missing].copy()
+        self._flight = Flight()
+        coming = self._coming(layer, experts)
+        loads = self._look_up(layer, [(e, n) for e, n in zip(experts, counts, strict=True) if e not in coming], phase)
         absent = set(loads[:, 0].tolist())
+        slot_of = self.controller.table.slot_of[layer]
         try:
             where = self._send(layer, loads)
-            yield from ((expert, int(table.slot_of[layer, expert])) for expert in experts if expert not in absent)
+            for expert, (flight, slot) in coming.items():
+                flight.join(self._flight)
+                where[expert] = slot
+            yield from ((expert, int(slot_of[expert])) for expert in experts if expert not in absent | coming.keys())
             while where:
                 for expert in self._flight.take():
                     yield expert, where.pop(expert)
@@ -75,10 +82,30 @@ class HostTier:
             self.controller.drop(ExpertKey(layer, expert) for expert in seated)
             raise
 
+    def _coming(self, layer: int, experts: list[int]) -> dict[int, tuple[Flight, int]]:
+        """What the background reads already: read twice, it would take two slots, and a full tier has none to spare."""
+        if self._background is None or self.readers is None:
+            return {}
+        under_way = self._background.under_way
+        keys = (ExpertKey(layer, expert) for expert in experts)
+        found = {key.expert: under_way[key] for key in keys if key in under_way}
+        for flight, _ in found.values():
+            self.readers.hurry(flight)
+        return found
+
+    def _look_up(self, layer: int, counted: list[tuple[int, int]], phase: Phase) -> Loads:
+        """Serve an event of this tier; returns rows of expert and slot to read into."""
+        if not counted:
+            return np.zeros((0, 4), np.int32)
+        experts, counts = np.array(counted, np.int32).T.copy()
+        missing = self.controller.route(layer, experts, counts, 1, phase)
+        loads: Loads = self.controller.table.loads[:missing].copy()
+        return loads
+
     def _send(self, layer: int, loads: Loads) -> dict[int, int]:
+        """Start to read what is missing, into its slot or one of the staging; returns slots by expert."""
         staging = iter(range(self.controller.plan.cached, self.arena.slots))
         where = {int(e): int(slot) if slot >= 0 else next(staging) for e, slot in loads[:, :2]}
-        self._flight = Flight()
         if where:
             self.before_reading()
             source = self.catalog.layers[layer]

@@ -54,6 +54,12 @@ class Flight:
             if not self._unlanded:
                 self._all_landed.notify_all()
 
+    def refuse(self, expert: int) -> None:
+        """Say of an expert that was never sent for that it does not come; of others that is known."""
+        if expert not in self._pieces:
+            self.board(expert, 0)
+            self.land(expert, HotsetError("a background read was cancelled: ask again"))
+
     @property
     def settled(self) -> bool:
         """Whether nothing of this flight is under way any more."""

@@ -70,12 +70,12 @@ class Jobs:
                     return queue.popleft()
 
     def hurry(self, flight: Flight) -> None:
-        """Move what was only guessed of a flight to what somebody waits for."""
-        waiting = [job for job in tuple(self._queues[Rank.GUESS]) if job is not None and job.flight is flight]
-        for job in waiting:
-            with suppress(ValueError):  # a thread has begun it meanwhile
-                self._queues[Rank.GUESS].remove(job)
-                self._queues[Rank.DEMAND].append(job)
+        """Move what is left of a flight to what an event waits for."""
+        for queue in (self._queues[Rank.GUESS], self._queues[Rank.BACKGROUND]):
+            for job in [job for job in tuple(queue) if job is not None and job.flight is flight]:
+                with suppress(ValueError):  # a thread has begun it meanwhile
+                    queue.remove(job)
+                    self._queues[Rank.DEMAND].append(job)
 
     def dismiss(self, threads: int) -> None:
         """Let so many threads end, once nobody waits for what they read."""
@@ -114,7 +114,7 @@ class Readers:
         self._jobs.add(jobs, rank)
 
     def hurry(self, flight: Flight) -> None:
-        """Say that somebody waits now for what was only a guess."""
+        """Say that an event waits now for what was only a prediction, or read in the background."""
         self._jobs.hurry(flight)
 
     def close(self) -> None:

@@ -106,7 +106,9 @@ class GraphEngine(DeviceEngine):
     def ready(self) -> bool:
         """Whether the device can take over: the RAM tier is full, and nothing is on its way to a slot."""
         if self._filler is not None and not self._filler.busy:
-            self._filler = None
+            failed, self._filler = self._filler.error is not None, None
+            if not failed and not self._host_is_full:  # an interrupted event has emptied slots again
+                self.fill_host()
         warming = self.warmer is not None and self.warmer.busy
         return self._filler is None and not warming and not self.controller.coming and self._host_is_full
 

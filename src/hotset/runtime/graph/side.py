@@ -276,6 +276,8 @@ class DeviceSide:
             experts, counts = self._counted(row)
             if len(experts):
                 missing = engine.controller.route(layer, experts, counts, self.tokens, run.phase, run.first_request)
+                if missing and engine.listener is not None:
+                    engine.listener(layer, engine.controller.table.loads[:missing].copy())
                 engine.clock.loaded_bytes += missing * engine.catalog.layers[layer].layout.used_bytes
                 engine.clock.stall_s += max(float(waited_s[layer]), 0.0) if missing else 0.0
                 missed += missing
