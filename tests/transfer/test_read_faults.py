@@ -164,7 +164,7 @@ def test_an_error_reaches_whoever_waits_and_the_readers_live_on(path: Path, monk
 
 
 def test_decoding_gets_the_raw_bytes_and_fills_the_slot(path: Path) -> None:
-    def negate(raw: Bytes, slot: Bytes) -> None:
+    def negate(_: int, raw: Bytes, slot: Bytes) -> None:
         np.subtract(255, raw, out=slot[: len(raw)])
 
     segments = [Segment(0, 4000, 300, 0), Segment(0, 100, 6000, 320)]
@@ -178,7 +178,7 @@ def test_decoding_gets_the_raw_bytes_and_fills_the_slot(path: Path) -> None:
 
 
 def test_a_decoder_that_fails_is_an_error_of_its_expert(path: Path) -> None:
-    def broken(raw: Bytes, slot: Bytes) -> None:
+    def broken(_: int, raw: Bytes, slot: Bytes) -> None:
         raise ZeroDivisionError("no")
 
     readers = Readers(catalog_of([path], [[Segment(0, 0, 100, 0)]], SLOT, broken), slots_of(1, SLOT).__getitem__)

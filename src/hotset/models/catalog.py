@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from hotset.errors import ModelError
 from hotset.models.checkpoint import ParameterSource
+from hotset.models.pieces import Piece, Trials, as_cast, check_shape, check_shapes, tensor_of
 from hotset.models.site import Site, SitePart, Take
 from hotset.store import Catalog, LayerSource, Part, Segment, SlotLayout
 from hotset.store.catalog import Bytes
@@ -27,18 +26,6 @@ from hotset.store.layout import PART_ALIGNMENT_BYTES, round_up
 Sources = dict[str, ParameterSource]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The stored tensors of one take of one expert."""
-
-    take: Take
-    stored: dict[str, list[StoredTensor]]
-
-    def flat(self) -> list[StoredTensor]:
-        """All stored tensors in order."""
-        return [tensor for tensors in self.stored.values() for tensor in tensors]
-
-
 class CatalogBuilder:
     """Turns sites and their sources into a catalog."""
 
@@ -46,8 +33,7 @@ class CatalogBuilder:
         self.model = model
         self.sources = sources
         self.files: dict[Path, int] = {}
-        self._runs: dict[Any, list[int] | None] = {}
-        self._dtypes: dict[Any, str] = {}
+        self._trials = Trials(model, sources)
 
     def build(self, sites: Sequence[Site]) -> Catalog:
         """The catalog of all sites."""
@@ -59,18 +45,21 @@ class CatalogBuilder:
         order = sorted(range(len(site.parts)), key=lambda i: self._position(pieces[0][i][0]))
         parts = [site.parts[i] for i in order]
         pieces = [[expert[i] for i in order] for expert in pieces]
-        layout = SlotLayout.of([Part(p.name, p.shape, self._dtype(p, pieces[0][i])) for i, p in enumerate(parts)])
-        if all(self._direct(part, each) for part, each in zip(layout.parts, pieces[0], strict=True)):
+        check_shapes(pieces)
+        dtypes = [self._dtype([expert[i] for expert in pieces]) for i in range(len(parts))]
+        layout = SlotLayout.of([Part(p.name, p.shape, dtype) for p, dtype in zip(parts, dtypes, strict=True)])
+        if all(self._direct(layout, expert) for expert in pieces):
             return LayerSource(layout, [self._straight(layout, expert) for expert in pieces])
         experts = [_packed_segments(self, expert) for expert in pieces]
-        return LayerSource(layout, experts, Decoder(self, layout, pieces[0]))
+        return LayerSource(layout, experts, Decoder(self, layout, pieces))
 
     def _pieces(self, part: SitePart, expert: int, site: Site) -> list[Piece]:
         pieces = []
         for take in part.takes(expert):
             source = self.sources[take.parameter]
             if source.converter is None:
-                (key, (tensor,)) = next(iter(source.tensors.items()))
+                (key, (tensor, *_)) = next(iter(source.tensors.items()))
+                check_shape(tensor, self.model._hotset_shapes[take.parameter], take.parameter)
                 pieces.append(Piece(take, {key: [_rows(tensor, take.first, take.last)]}))
             else:
                 stored = {p: [self._of_expert(t, take, site)] for p, t in source.tensors.items()}
@@ -96,49 +85,26 @@ class CatalogBuilder:
         """The number of a file in the catalog."""
         return self.files.setdefault(path, len(self.files))
 
-    def _dtype(self, part: SitePart, pieces: list[Piece]) -> str:
-        """The type in the slot: the parameter's, or what dequantisation makes of it."""
-        name = pieces[0].take.parameter
-        stored = pieces[0].flat()
-        expected = str(self.model._hotset_dtypes[name]).removeprefix("torch.")
-        if len(stored) == 1 or all(t.dtype.startswith(("float32", "float16", "bfloat16", "float64")) for t in stored):
-            return expected
-        key = (part.name, tuple((t.dtype, t.shape) for t in stored))
-        if key not in self._dtypes:
-            zeros = {p: [_zeros(t) for t in tensors] for p, tensors in pieces[0].stored.items()}
-            result = self.sources[name].convert(name, zeros, self.model)
-            self._dtypes[key] = str(result.dtype).removeprefix("torch.")
-        return self._dtypes[key]
+    def _dtype(self, experts: list[list[Piece]]) -> str:
+        """The type of one part in the slot: the same for every expert, for a slot can take any of them."""
+        found: dict[str, Piece] = {}
+        for piece in (piece for pieces in experts for piece in pieces):
+            found.setdefault(self._trials.dtype(piece), piece)
+        if len(found) > 1:
+            (one, first), (other, second) = list(found.items())[:2]
+            raise ModelError(
+                f"{second.flat()[0].name} becomes {other} and {first.flat()[0].name} {one}, and all experts of a layer "
+                "must be of one type: load the model with transformers, save it with save_pretrained, and use that"
+            )
+        return next(iter(found))
 
-    def _direct(self, part: Part, pieces: list[Piece]) -> bool:
-        return all(t.dtype == part.dtype for piece in pieces for t in piece.flat()) and all(
-            self._run_starts(piece) is not None for piece in pieces
+    def _direct(self, layout: SlotLayout, expert: list[list[Piece]]) -> bool:
+        """Whether the bytes of an expert can be read straight into a slot."""
+        return all(
+            all(tensor.dtype == part.dtype for tensor in piece.flat()) and self._trials.starts(piece) is not None
+            for part, pieces in zip(layout.parts, expert, strict=True)
+            for piece in pieces
         )
-
-    def _run_starts(self, piece: Piece) -> list[int] | None:
-        """Where each stored tensor begins in the converted one, in elements; None if one does not stay in one piece."""
-        source = self.sources[piece.take.parameter]
-        if source.converter is None:
-            return [0]
-        key = (id(source.converter), tuple((p, tuple(t.shape for t in s)) for p, s in piece.stored.items()))
-        if key not in self._runs:
-            self._runs[key] = self._probe(piece, source)
-        return self._runs[key]
-
-    def _probe(self, piece: Piece, source: ParameterSource) -> list[int] | None:
-        numbered: dict[str, list[torch.Tensor]] = {}
-        end = 0
-        for pattern, tensors in piece.stored.items():
-            numbered[pattern] = []
-            for tensor in tensors:
-                size = math.prod(tensor.shape)
-                numbered[pattern].append(torch.arange(end, end + size, dtype=torch.int32).view(tensor.shape))
-                end += size
-        try:
-            result = source.convert(piece.take.parameter, numbered, self.model).reshape(-1)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError):
-            return None  # a conversion that is arithmetic, not a rearrangement
-        return _starts(result, [math.prod(t.shape) for t in piece.flat()])
 
     def _straight(self, layout: SlotLayout, expert: list[list[Piece]]) -> tuple[Segment, ...]:
         segments = []
@@ -146,7 +112,7 @@ class CatalogBuilder:
             at = part.offset
             for piece in pieces:
                 stored = piece.flat()
-                for tensor, start in zip(stored, self._run_starts(piece) or [0], strict=True):
+                for tensor, start in zip(stored, self._trials.starts(piece) or [0], strict=True):
                     item = tensor.size_bytes // max(math.prod(tensor.shape), 1)
                     segments.append(
                         Segment(self.file(tensor.file), tensor.offset, tensor.size_bytes, at + start * item)
@@ -158,27 +124,34 @@ class CatalogBuilder:
 class Decoder:
     """Converts the raw bytes of an expert on arrival, as transformers would have done while loading."""
 
-    def __init__(self, builder: CatalogBuilder, layout: SlotLayout, pieces: list[list[Piece]]) -> None:
+    def __init__(self, builder: CatalogBuilder, layout: SlotLayout, experts: list[list[list[Piece]]]) -> None:
         self.model, self.sources = builder.model, builder.sources
-        self.layout, self.pieces = layout, pieces
+        self.layout, self.experts = layout, experts
 
-    def __call__(self, raw: Bytes, slot: Bytes) -> None:
-        """Fill the slot from the raw bytes of its expert."""
+    def __call__(self, expert: int, raw: Bytes, slot: Bytes) -> None:
+        """Fill the slot from the raw bytes of the expert of this number."""
         at = 0
-        for part, pieces in zip(self.layout.parts, self.pieces, strict=True):
-            target = _tensor(slot[part.offset : part.offset + part.size_bytes], part.dtype, (-1,))
+        for part, pieces in zip(self.layout.parts, self.experts[expert], strict=True):
+            target = tensor_of(slot[part.offset : part.offset + part.size_bytes], part.dtype, (-1,))
             filled = 0
             for piece in pieces:
-                inputs: dict[str, list[torch.Tensor]] = {}
-                for pattern, tensors in piece.stored.items():
-                    inputs[pattern] = []
-                    for t in tensors:
-                        inputs[pattern].append(_tensor(raw[at : at + t.size_bytes], t.dtype, t.shape))
-                        at = round_up(at + t.size_bytes, PART_ALIGNMENT_BYTES)
+                inputs, at = self._inputs(piece, raw, at, part.dtype)
                 name = piece.take.parameter
                 result = self.sources[name].convert(name, inputs, self.model).reshape(-1)
                 target[filled : filled + result.numel()].copy_(result)
                 filled += result.numel()
+
+    def _inputs(self, piece: Piece, raw: Bytes, at: int, dtype: str) -> tuple[dict[str, list[torch.Tensor]], int]:
+        """The stored tensors of a piece, cast as transformers casts them before it converts, and where they end."""
+        wanted = None if self.sources[piece.take.parameter].dequantises else dtype
+        inputs: dict[str, list[torch.Tensor]] = {}
+        for pattern, tensors in piece.stored.items():
+            inputs[pattern] = []
+            for t in tensors:
+                stored = tensor_of(raw[at : at + t.size_bytes], t.dtype, t.shape)
+                inputs[pattern].append(as_cast(stored, wanted))
+                at = round_up(at + t.size_bytes, PART_ALIGNMENT_BYTES)
+        return inputs, at
 
 
 def _packed_segments(builder: CatalogBuilder, expert: list[list[Piece]]) -> tuple[Segment, ...]:
@@ -195,27 +168,5 @@ def _rows(tensor: StoredTensor, first: int, last: int) -> StoredTensor:
     """Some rows of a stored tensor."""
     row_bytes = tensor.size_bytes // tensor.shape[0]
     shape = (last - first, *tensor.shape[1:])
-    return StoredTensor(tensor.file, tensor.dtype, shape, tensor.offset + first * row_bytes, (last - first) * row_bytes)
-
-
-def _starts(result: torch.Tensor, sizes: list[int]) -> list[int] | None:
-    """Where each run of numbers begins, if each is in one piece."""
-    if result.numel() != sum(sizes):
-        return None
-    starts, base = [], 0
-    flat = result.numpy()
-    for size in sizes:
-        start = int(np.argmax(flat == base))
-        if not np.array_equal(flat[start : start + size], np.arange(base, base + size, dtype=flat.dtype)):
-            return None
-        starts.append(start)
-        base += size
-    return starts
-
-
-def _tensor(data: Bytes, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    return torch.from_numpy(data).view(getattr(torch, dtype)).view(shape)
-
-
-def _zeros(tensor: StoredTensor) -> torch.Tensor:
-    return _tensor(np.zeros(tensor.size_bytes, np.uint8), tensor.dtype, tensor.shape)
+    start, size = tensor.offset + first * row_bytes, (last - first) * row_bytes
+    return StoredTensor(tensor.file, tensor.dtype, shape, start, size, tensor.name)

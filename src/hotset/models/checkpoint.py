@@ -26,6 +26,11 @@ class ParameterSource:
     converter: Any | None
     tensors: dict[str, list[StoredTensor]] = field(default_factory=dict)
 
+    @property
+    def dequantises(self) -> bool:
+        """Whether the conversion takes the stored numbers as they are: transformers casts all others beforehand."""
+        return any(getattr(operation, "hf_quantizer", None) for operation in getattr(self.converter, "operations", ()))
+
     def convert(self, name: str, pieces: dict[str, list[torch.Tensor]], model: Any) -> torch.Tensor:
         """Run the library's conversion on the tensors of one expert; the result has one leading row."""
         if self.converter is None:
@@ -86,7 +91,12 @@ def parameter_sources(
         names = [name] if pattern is None else _targets(name, by_pattern[pattern])
         for target in names:
             if target in wanted:
-                source = found.setdefault(target, ParameterSource(by_pattern[pattern] if pattern else None))
+                converter = by_pattern[pattern] if pattern else None
+                source = found.setdefault(target, ParameterSource(converter))
+                if source.converter is not converter:
+                    raise ModelError(
+                        f"the checkpoint holds {target} twice, the second time in {key}: remove one of them"
+                    )
                 source.tensors.setdefault(pattern or key, []).append(stored[key])
     absent = sorted(wanted - set(found))
     if absent:

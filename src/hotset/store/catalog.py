@@ -24,8 +24,8 @@ class Segment(NamedTuple):
     target: int
 
 
-Decode = Callable[[Bytes, Bytes], None]
-"""Turns the raw bytes of an expert, laid out by the targets of its segments, into the bytes of its slot."""
+Decode = Callable[[int, Bytes, Bytes], None]
+"""Turns the raw bytes of the expert of this number, laid out by its segments' targets, into the bytes of its slot."""
 
 
 @dataclass(frozen=True, slots=True)

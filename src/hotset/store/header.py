@@ -31,6 +31,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     size_bytes: int
+    name: str = ""
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -66,7 +67,7 @@ def _tensor(path: Path, name: str, entry: Any, base: int) -> StoredTensor:
         raise StoreError(_damaged(path, f"the entry of {name} cannot be read")) from error
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
         raise StoreError(_damaged(path, f"the bytes of {name} do not fit its shape"))
-    return StoredTensor(path, dtype, shape, base + begin, end - begin)
+    return StoredTensor(path, dtype, shape, base + begin, end - begin, name)
 
 
 def _whole(value: Any) -> int:

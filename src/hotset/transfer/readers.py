@@ -137,7 +137,7 @@ class Readers:
         raw = scratch.raw(source.raw_bytes(job.load.expert))
         for span in job.spans:
             self._read(span, raw, scratch)
-        source.decode(raw, slot)
+        source.decode(job.load.expert, raw, slot)
 
     def _read(self, span: Span, target: Bytes, scratch: Scratch) -> None:
         file = self.files[span.file]
