@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from hotset.text import printable
+
 
 class HotsetError(Exception):
-    """Something given to hotset is wrong; the message names what, and the remedy."""
+    """Something given to hotset is wrong; the message names what, and the remedy, and is safe to print."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class BudgetError(HotsetError):

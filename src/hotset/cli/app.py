@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from hotset._version import __version__
 from hotset.cli.chat import chat
 from hotset.cli.doctor import doctor
+from hotset.cli.ending import end_well
 from hotset.cli.forecast import forecast
 from hotset.cli.output import JsonFlag, emit
 from hotset.cli.pack import pack
@@ -20,7 +20,6 @@ from hotset.cli.simulate import simulate
 from hotset.cli.stats import stats
 from hotset.cli.study import study
 from hotset.cli.trace import app as trace_app
-from hotset.errors import HotsetError
 
 app = typer.Typer(
     name="hotset",
@@ -64,19 +63,5 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; the input's faults end in one line and exit code 2."""
-    try:
-        app()
-    except HotsetError as error:
-        fail(str(error))
-    except BrokenPipeError:  # the reader of our output left: not our fault, and nothing to say
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except MemoryError:
-        fail("out of memory: ask for a smaller --memory, or use a smaller trace (hotset trace cut) or sweep")
-
-
-def fail(message: str) -> None:
-    """Print one line of error and leave with 2."""
-    sys.stderr.write(f"error: {message}\n")
-    sys.exit(2)
+    """Run the command line; the input's faults end in one line and exit code 2, its own in exit code 1."""
+    sys.exit(end_well(lambda: app(standalone_mode=False)))

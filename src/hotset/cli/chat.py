@@ -6,11 +6,13 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from hotset.cli import run_options as opt
-from hotset.cli.output import JsonFlag, emit
-from hotset.cli.run import INTERRUPTED, finish_text, show
+from hotset.cli.ending import INTERRUPTED
+from hotset.cli.output import JsonFlag, aside, emit, finish_text, show
+from hotset.cli.prompts import MAX_TEXT_BYTES, decode
 from hotset.errors import HotsetError
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ class Talk:
         """Say what the sitting cost."""
         from typer import Exit
 
-        from hotset.cli.summary import aside, cost_document
+        from hotset.cli.summary import cost_document
 
         if self.as_json:
             emit({"turns": self.turns} | cost_document(self.conversation.loaded), True)
@@ -146,11 +148,25 @@ class Talk:
 def _lines() -> Iterator[str]:
     """What a person types, with history, or the lines of a pipe."""
     if not sys.stdin.isatty():
-        yield from iter(sys.stdin.readline, "")
+        yield from _piped()
         return
     with suppress(ImportError):
         import readline  # noqa: F401 - input() uses it once it is there
     with suppress(EOFError, KeyboardInterrupt):
         while True:
-            yield input("> ")
+            try:
+                line = input("> ")
+            except UnicodeDecodeError:
+                aside("error: that was not UTF-8 text: set the terminal to UTF-8, or type it again")
+                continue
+            yield line
     sys.stdout.write("\n")
+
+
+def _piped() -> Iterator[str]:
+    """The lines of a pipe: as bytes, since one that is no text is named by its number."""
+    for number in count(1):
+        data = sys.stdin.buffer.readline(MAX_TEXT_BYTES)
+        if not data:
+            return
+        yield decode(data, f"line {number:,} of stdin")

@@ -7,8 +7,9 @@ from typing import Any
 from hotset.cli.generate import Answer, Sampling, generate
 from hotset.cli.kept_cache import KeptCache, cache_for
 from hotset.cli.loading import Loaded
-from hotset.cli.prompts import Messages, encode_messages, encode_plain, room_for, wants_template
+from hotset.cli.prompts import encode_messages, encode_plain, room_for, wants_template
 from hotset.cli.streaming import Write
+from hotset.cli.templates import Messages
 
 
 class Conversation:

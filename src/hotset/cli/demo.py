@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hotset.cli.output import emit, progress_bar
-from hotset.cli.run import INTERRUPTED, finish_text, show
+from hotset.cli.ending import INTERRUPTED
+from hotset.cli.output import aside, emit, finish_text, progress_bar, show
 
 if TYPE_CHECKING:
     from hotset.cli.loading import Loaded
@@ -24,7 +24,6 @@ PROMPTS = {
 def demo() -> None:
     """Run the reference model on two prompts and replay what was routed."""
     from hotset.cli.loading import Wanted, loaded_model
-    from hotset.cli.summary import aside
 
     with loaded_model(Wanted(memory=MEMORY)) as loaded:
         aside(f"The reference model with {MEMORY} of its experts in memory:")
@@ -38,7 +37,7 @@ def _run(loaded: Loaded) -> Trace:
     """Answer the prompts, live, and return what was routed."""
     from hotset.cli.generate import Sampling, generate
     from hotset.cli.prompts import encode_plain
-    from hotset.cli.summary import aside, summary_line
+    from hotset.cli.summary import summary_line
 
     with loaded.trace() as recorder:
         for name, prompt in PROMPTS.items():
@@ -73,7 +72,6 @@ def _show(result: Result) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        demo()
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    from hotset.cli.ending import end_well
+
+    sys.exit(end_well(demo))

@@ -71,13 +71,14 @@ def _model(model: str | None) -> tuple[Found | None, dict[str, Any] | None]:
     if model is None:
         return None, None
     from hotset.cli.doctor_model import needs, peek
-    from hotset.cli.loading import locate, plainly, quieten
+    from hotset.cli.faults import LOADING, translate_errors
+    from hotset.cli.loading import locate, quieten
 
     place = locate(model)
 
     def look() -> Found:
         quieten()
-        with plainly(place, "the model", "check its config.json and .safetensors files"):
+        with translate_errors(place, "load the model", LOADING):
             return peek(place)
 
     found = _probe(look)

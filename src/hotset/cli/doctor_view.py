@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from hotset.report.words import printable
 from hotset.shape import format_size
+from hotset.text import printable
 
 Line = tuple[str, str]
 

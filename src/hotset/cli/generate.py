@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotset.cli.faults import translate_errors
 from hotset.cli.interrupts import Interrupt, Stopped
 from hotset.cli.loading import Loaded
 from hotset.cli.prompts import room_for
 from hotset.cli.streaming import TokenStream, Write
+from hotset.errors import HotsetError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,12 @@ class Sampling:
     temperature: float = 0.0
     top_p: float | None = None
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise HotsetError(f"the temperature must be a number from 0, not {self.temperature}: 0.7 is usual")
+        if self.top_p is not None and not 0 <= self.top_p <= 1:
+            raise HotsetError(f"--top-p is a share from 0 to 1, not {self.top_p}")
 
 
 @dataclass(frozen=True)
@@ -50,14 +60,14 @@ def generate(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, cache: 
     room = room_for(loaded, prompt_tokens, sampling.max_new_tokens)
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)
-    with Interrupt(loaded.model) as interrupt:
+    with Interrupt(loaded.model) as interrupt, generating(loaded):
         stream = TokenStream(loaded.tokenizer, write, first=lambda: setattr(interrupt, "begun", True))
         began_s = time.perf_counter()
         try:
             loaded.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                generation_config=generation_config(loaded, sampling, room),
+                **settings(loaded, sampling, room),
                 stopping_criteria=StoppingCriteriaList([interrupt.criterion]),
                 streamer=stream,
                 **_with(cache),
@@ -81,11 +91,26 @@ def _with(cache: Any) -> dict[str, Any]:
     return {} if cache is None else {"past_key_values": cache, "disable_compile": True}
 
 
+def generating(loaded: Loaded) -> AbstractContextManager[None]:
+    """Tell what goes wrong in `generate` in one line: it obeys what the model's folder says."""
+    return translate_errors(
+        loaded.place, "generate text with the model", "check config.json and generation_config.json"
+    )
+
+
+def settings(loaded: Loaded, sampling: Sampling, room: int) -> dict[str, Any]:
+    """What `generate` is told; stop strings of the model's own settings need its tokenizer to be found in tokens."""
+    config = generation_config(loaded, sampling, room)
+    found: dict[str, Any] = {"generation_config": config}
+    return found | ({"tokenizer": loaded.tokenizer} if config.stop_strings else {})
+
+
 def generation_config(loaded: Loaded, sampling: Sampling, room: int) -> Any:
     """The model's own settings, with what a person asked for in their place."""
     config = deepcopy(loaded.model.generation_config)
     config.max_new_tokens, config.max_length = room, None
     config.num_beams, config.do_sample = 1, sampling.temperature > 0
+    config.num_return_sequences, config.return_dict_in_generate = 1, False  # one answer, as tokens
     if config.do_sample:
         config.temperature = sampling.temperature
         config.top_p = config.top_p if sampling.top_p is None else sampling.top_p

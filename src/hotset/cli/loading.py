@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging as python_logging
-import os
-import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,16 +10,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from hotset.cli.faults import LOADING, RUNNING, translate_errors
 from hotset.cli.interrupts import Leaving
 from hotset.cli.output import note
+from hotset.cli.templates import worker
 from hotset.errors import HotsetError, ModelError, PolicyError
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SCOPES = ("layer", "pool")
 _ENGINES = ("auto", "host", "device")
-_MOST_LETTERS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +57,7 @@ class Loaded:
     model: Any
     tokenizer: Any
     wanted: Wanted
+    place: str = "."  # the folder or the hub id
 
     def trace(self, guesses: int = 0) -> Any:
         """Record what is routed inside a block, under the name that a person knows the model by."""
@@ -78,7 +77,8 @@ def loaded_model(wanted: Wanted) -> Iterator[Loaded]:
     handle = loaded.model.hotset
     told = _tell(handle.notes)
     try:
-        yield loaded
+        with translate_errors(loaded.place, "run the model", RUNNING):
+            yield loaded
     finally:
         try:
             handle.close()
@@ -100,8 +100,10 @@ def _load(wanted: Wanted, leaving: Leaving) -> Loaded:
     _check_config(place)
     leaving.check()
     tokenizer = load_tokenizer(place)
+    if getattr(tokenizer, "chat_template", None):
+        worker().start()
     leaving.check()
-    loaded = Loaded(_load_model(place, wanted), tokenizer, wanted)
+    loaded = Loaded(_load_model(place, wanted), tokenizer, wanted, place)
     leaving.check()
     return loaded
 
@@ -129,7 +131,8 @@ def load_tokenizer(place: str) -> Any:
     from transformers import AutoTokenizer
 
     quieten()
-    with plainly(place, "the tokenizer", "check tokenizer.json and tokenizer_config.json, or download them again"):
+    remedy = "check tokenizer.json and tokenizer_config.json, or download them again"
+    with translate_errors(place, "load the tokenizer", remedy):
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ModelError(f"{place} has no tokenizer: copy tokenizer.json and tokenizer_config.json beside the weights")
@@ -149,14 +152,6 @@ def quieten() -> None:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         disable_progress_bars()
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of what a library said."""
-    lines = str(error).strip().splitlines() or [""]
-    first = lines[0].strip()
-    text = first if " " in first else f"{type(error).__name__} {first}".strip()
-    return text[:_MOST_LETTERS].rstrip(" .:")
 
 
 def _check(wanted: Wanted) -> None:
@@ -200,14 +195,14 @@ def _check_config(place: str) -> None:
     from transformers import AutoConfig
 
     quieten()
-    with plainly(place, "the config", "check config.json, or download it again"):
+    with translate_errors(place, "load the config", "check config.json, or download it again"):
         AutoConfig.from_pretrained(place, trust_remote_code=False)
 
 
 def _load_model(place: str, wanted: Wanted) -> Any:
     from hotset.models.load import load
 
-    with plainly(place, "the model", "check that config.json and all .safetensors files are there and whole"):
+    with translate_errors(place, "load the model", LOADING):
         model = load(
             place,
             memory=wanted.memory,
@@ -240,47 +235,3 @@ def _need_transformers() -> None:
         raise HotsetError(
             f"running a model needs torch and transformers ({error}): pip install 'hotset[models]'"
         ) from None
-
-
-@contextmanager
-def plainly(place: str, what: str, remedy: str) -> Iterator[None]:
-    """Turn what the libraries raise while loading into one line; their errors have no class in common."""
-    try:
-        if not Path(place).is_dir():
-            _need_hub(place)
-        yield
-    except (HotsetError, MemoryError):
-        raise
-    except Exception as error:
-        raise ModelError(_explain(place, what, remedy, error)) from error
-
-
-def _explain(place: str, what: str, remedy: str, error: Exception) -> str:
-    text = str(error)
-    if "connect" in text and not Path(place).is_dir():
-        return _unreachable(place)
-    if "trust_remote_code" in text:
-        return f"{place} needs code of its own, which hotset does not run: use a model that transformers supports"
-    if "does not recognize this architecture" in text:
-        return f"the installed transformers does not know the architecture of {place}: pip install -U transformers"
-    if "ignore_mismatched_sizes" in text:
-        return f"the weights in {place} do not fit its config.json: they belong to different models"
-    return f"cannot load {what} of {place}: {one_line(error)}; {remedy}"
-
-
-def _need_hub(model: str) -> None:
-    """Say at once that there is no network, where the hub's client would try for half a minute."""
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    proxied = any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
-    if proxied or isinstance(try_to_load_from_cache(model, "config.json"), str):
-        return
-    try:
-        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-    except OSError:
-        raise ModelError(_unreachable(model)) from None
-
-
-def _unreachable(model: str) -> str:
-    remedy = f"download it first (hf download {model}), or give a path"
-    return f"{model} is no folder here, and the hub cannot be reached: {remedy}"

@@ -5,39 +5,72 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
+
+from hotset.text import without_controls
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+
+
+class SafeConsole(Console):
+    """A console that takes text as it is: no markup, no emoji codes, and no control character of a file's names."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of something to show; rich's own control segments pass."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else without_controls(text), style, control)
 
 
 def emit(document: dict[str, Any], as_json: bool, *views: RenderableType) -> None:
     """Print the document as JSON, or its views for people."""
     if as_json:
-        json.dump(_plain(document), sys.stdout, allow_nan=False)
-        sys.stdout.write("\n")
+        sys.stdout.write(json.dumps(_plain(document), allow_nan=False) + "\n")
         return
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal:  # in a pipe a table must not be folded to an imagined screen
-        console = Console(width=200)
+        console = SafeConsole(width=200)
     for view in views:
-        console.print(view, soft_wrap=isinstance(view, str), highlight=False)
+        console.print(view, soft_wrap=isinstance(view, str))
 
 
 def note(text: str) -> None:
     """Say one line to the person, beside the result."""
-    Console(stderr=True).print(f"note: {text}", style="dim", soft_wrap=True, highlight=False, markup=False)
+    aside(f"note: {text}")
+
+
+def aside(*views: RenderableType) -> None:
+    """Say something beside the text, on stderr."""
+    console = SafeConsole(stderr=True)
+    for view in views:
+        plain = isinstance(view, str)
+        console.print(view, style="dim" if plain else None, soft_wrap=plain)
+
+
+def show(text: str) -> None:
+    """Write a model's text at once: as it is into a file or a pipe, on a terminal without what could steer it."""
+    sys.stdout.write(without_controls(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def finish_text(text: str) -> None:
+    """End the last line of an answer."""
+    show("\n" if not text.endswith("\n") else "")
 
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Any]:
     """Yield a callable that advances the bar; the bar shows on a terminal only."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     if not console.is_terminal:
         yield lambda: None
         return

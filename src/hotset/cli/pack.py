@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hotset.cli.output import JsonFlag, emit
+from hotset.cli.output import JsonFlag, SafeConsole, emit
 from hotset.errors import HotsetError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -55,6 +55,7 @@ def pack(
 
 
 def _pack(model: str, out: Path, dtype: str, as_json: bool) -> None:
+    from hotset.cli.faults import LOADING, translate_errors
     from hotset.cli.loading import locate, quieten
     from hotset.shape import format_size
 
@@ -65,7 +66,7 @@ def _pack(model: str, out: Path, dtype: str, as_json: bool) -> None:
         quieten()
     except ModuleNotFoundError as error:
         raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
-    with _bytes_bar("packing") as progress:
+    with _bytes_bar("packing") as progress, translate_errors(place, "pack the model", LOADING):
         report = write(place, out, dtype=dtype, progress=progress)
     document = dataclasses.asdict(report) | {"folder": str(report.folder), "bytes": report.size_bytes}
     del document["size_bytes"]
@@ -96,10 +97,9 @@ def _refuse(wrong: bool, why: str) -> None:
 @contextmanager
 def _bytes_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
     """Yield a progress callback; the bar shows on a terminal only."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     if not console.is_terminal:
         yield None
         return

@@ -177,7 +177,7 @@ def _fingerprint(trace: Trace, named: Path, model: Path | None) -> Fingerprint:
     from hotset.cli.traces import PREFIX
     from hotset.profile import Fingerprint
     from hotset.profile.format import MAX_TEXT
-    from hotset.report.words import printable
+    from hotset.text import printable
 
     if model is None and str(named).startswith(PREFIX):
         from hotset.reference import path
@@ -190,12 +190,13 @@ def _fingerprint(trace: Trace, named: Path, model: Path | None) -> Fingerprint:
 
 
 def _fingerprint_of(model: str) -> Fingerprint:
-    from hotset.cli.loading import locate, plainly, quieten
+    from hotset.cli.faults import LOADING, translate_errors
+    from hotset.cli.loading import locate, quieten
     from hotset.models.fingerprint import fingerprint_of_folder
 
     place = locate(model)
     quieten()
-    with plainly(place, "the model", "check that config.json and all .safetensors files are there and whole"):
+    with translate_errors(place, "load the model", LOADING):
         return fingerprint_of_folder(place)
 
 
@@ -286,6 +287,6 @@ def _numbers(text: str) -> list[float]:
 def _text(line: str) -> Any:
     from rich.text import Text
 
-    from hotset.report.words import printable
+    from hotset.text import printable
 
     return Text(printable(line))

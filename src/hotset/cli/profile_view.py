@@ -12,8 +12,9 @@ from rich.text import Text
 
 from hotset.profile import Profile
 from hotset.report.usage import concentration, entropy, spread, totals
-from hotset.report.words import percent, plural, printable
+from hotset.report.words import percent, plural
 from hotset.shape import format_size
+from hotset.text import printable
 from hotset.trace import Phase
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from hotset.cli.loading import Loaded, one_line
+from hotset.cli.faults import translate_errors
+from hotset.cli.loading import Loaded
+from hotset.cli.templates import Messages, worker
 from hotset.errors import HotsetError, ModelError
+from hotset.shape import format_size
 
-Messages = list[dict[str, str]]
+MAX_TEXT_BYTES = 256 * 1024**2
 
 
 def read_prompt(words: str | None, file: Path | None) -> str:
@@ -27,12 +31,28 @@ def read_prompt(words: str | None, file: Path | None) -> str:
 def read_text(path: Path) -> str:
     """The text of a file, or of stdin for -."""
     try:
-        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-        return data.decode("utf-8")
+        if str(path) == "-":
+            return decode(_bounded(sys.stdin.buffer, "stdin"), "stdin")
+        with path.open("rb") as file:
+            return decode(_bounded(file, str(path)), str(path))
     except OSError as error:
         raise HotsetError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _bounded(file: Any, name: str) -> bytes:
+    """All of a file, unless it is larger than any prompts are."""
+    data: bytes = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise HotsetError(f"{name} holds more than {format_size(MAX_TEXT_BYTES)}: that is no file of prompts; cut it")
+    return data
+
+
+def decode(data: bytes, name: str) -> str:
+    """The text of some bytes; those that are none are named."""
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise HotsetError(f"{path} is not UTF-8 text (byte {error.start:,}): convert it first") from None
+        raise HotsetError(f"{name} is not UTF-8 text (byte {error.start:,}): convert it first") from None
 
 
 def encode_prompt(loaded: Loaded, text: str, use_template: bool | None = None) -> Any:
@@ -44,23 +64,51 @@ def encode_prompt(loaded: Loaded, text: str, use_template: bool | None = None) -
 
 def encode_plain(loaded: Loaded, text: str) -> Any:
     """The tokens of a text as it is."""
-    ids = loaded.tokenizer(text, return_tensors="pt")["input_ids"]
-    if ids.shape[-1] == 0:
-        raise HotsetError("the prompt has no tokens: give some words to go on from")
-    return ids.to(loaded.model.device)
+    with _tokenising(loaded):
+        return _checked(loaded, loaded.tokenizer(text, return_tensors="pt")["input_ids"])
 
 
 def encode_messages(loaded: Loaded, messages: Messages) -> Any:
     """The tokens of a conversation, as its template lays it out, up to where the model has to speak."""
-    import jinja2
+    with _tokenising(loaded):
+        if not _renders_jinja(loaded.tokenizer):
+            found = loaded.tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+            return _checked(loaded, found["input_ids"])
+        template = loaded.tokenizer.get_chat_template()
+        text = worker().render(template, messages, loaded.tokenizer.special_tokens_map)
+        found = loaded.tokenizer(text, add_special_tokens=False, return_tensors="pt")
+        return _checked(loaded, found["input_ids"])
 
-    try:
-        found = loaded.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+
+def _tokenising(loaded: Loaded) -> AbstractContextManager[None]:
+    return translate_errors(loaded.place, "use the tokenizer", "check tokenizer.json and tokenizer_config.json")
+
+
+def _renders_jinja(tokenizer: Any) -> bool:
+    """Whether it lays conversations out as transformers does by itself; some have code of their own instead."""
+    from transformers import PreTrainedTokenizerBase
+
+    return type(tokenizer).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
+
+
+def _checked(loaded: Loaded, ids: Any) -> Any:
+    """The tokens on the model's device; one that the model has no row for would read beyond its embedding."""
+    if ids.shape[-1] == 0:
+        raise HotsetError("the prompt has no tokens: give some words to go on from")
+    check_ids(loaded, int(ids.min()), int(ids.max()))
+    return ids.to(loaded.model.device)
+
+
+def check_ids(loaded: Loaded, least: int, most: int) -> None:
+    """Refuse tokens beyond the embedding."""
+    rows = int(loaded.model.get_input_embeddings().weight.shape[0])
+    if least < 0 or most >= rows:
+        raise ModelError(
+            f"the tokenizer of {loaded.place} has token {most if most >= rows else least:,}, and the model {rows:,} "
+            "tokens: they are of different models; put the model's own tokenizer beside its weights"
         )
-    except (jinja2.TemplateError, TypeError) as error:
-        raise ModelError(f"the chat template does not work ({one_line(error)}): use --no-chat") from error
-    return found["input_ids"].to(loaded.model.device)
 
 
 def wants_template(loaded: Loaded, asked: bool | None) -> bool:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
+from hotset.cli.ending import INTERRUPTED
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
-from hotset.cli.run import INTERRUPTED, check_out
+from hotset.cli.run import check_out
 
 if TYPE_CHECKING:
     from hotset.cli.recording import Recording
@@ -29,7 +30,9 @@ def record(
     prompts: Prompts,
     out: Out,
     model: opt.Model = None,
-    new_tokens: Annotated[int, typer.Option(help="The most new tokens of each prompt.", min=1)] = 64,
+    new_tokens: Annotated[
+        int, typer.Option(help="The most new tokens of each prompt.", min=1, max=opt.MAX_TOKENS)
+    ] = 64,
     batch: Annotated[int, typer.Option(help="Prompts that share forward passes.", min=1)] = 1,
     guesses: opt.Guesses = 0,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,

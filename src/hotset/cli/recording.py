@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotset.cli.generate import Sampling, end_ids, generation_config, pad_id
+from hotset.cli.generate import Sampling, end_ids, generating, pad_id, settings
 from hotset.cli.interrupts import Interrupt, Stopped
 from hotset.cli.loading import Loaded
 from hotset.cli.prompt_files import LabelledPrompt
-from hotset.cli.prompts import encode_prompt, room_for
+from hotset.cli.prompts import check_ids, encode_prompt, room_for
 from hotset.errors import HotsetError
 from hotset.trace import Trace
 from hotset.trace.recorder import Recorder
@@ -77,12 +77,11 @@ class Recording:
         begin = len(recorder.blocks)
         ids, mask = self._padded(prompts)
         room = room_for(self.loaded, ids.shape[1], self.sampling.max_new_tokens)
-        config = generation_config(self.loaded, self.sampling, room)
-        with suppress(Stopped):
+        with suppress(Stopped), generating(self.loaded):
             out = self.loaded.model.generate(
                 ids,
                 attention_mask=mask,
-                generation_config=config,
+                **settings(self.loaded, self.sampling, room),
                 stopping_criteria=StoppingCriteriaList([interrupt.criterion]),
             )
         if interrupt.asked:
@@ -97,6 +96,7 @@ class Recording:
         import torch
 
         width, fill = max(map(len, prompts)), pad_id(self.loaded)
+        check_ids(self.loaded, fill, fill)
         ids = torch.tensor([[fill] * (width - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
         device = self.loaded.model.device

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hotset.cli import run_options as opt
-from hotset.cli.output import JsonFlag, emit, note
+from hotset.cli.ending import INTERRUPTED
+from hotset.cli.output import JsonFlag, aside, emit, finish_text, note, show
 from hotset.errors import HotsetError
 
 if TYPE_CHECKING:
     from hotset.cli.generate import Answer, Sampling
     from hotset.cli.loading import Loaded
     from hotset.cli.streaming import Write
-
-INTERRUPTED = 130
-_CONTROLS = {code: "?" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def run(
@@ -59,7 +56,7 @@ def run(
     from hotset.cli.generate import Sampling
     from hotset.cli.loading import Wanted, loaded_model
     from hotset.cli.prompts import encode_prompt, read_prompt
-    from hotset.cli.summary import aside, experts_document, experts_views, run_document, summary_line
+    from hotset.cli.summary import experts_document, experts_views, run_document, summary_line
 
     text = read_prompt(prompt, file)
     check_out(trace, force)
@@ -100,17 +97,6 @@ def _answer(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, trace: P
     else:  # some layers of the prompt are no trace
         note("stopped before the first token: no trace was written")
     return answer
-
-
-def show(text: str) -> None:
-    """Write text at once; on a terminal without anything that could steer it."""
-    sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
-    sys.stdout.flush()
-
-
-def finish_text(text: str) -> None:
-    """End the last line of an answer."""
-    show("\n" if not text.endswith("\n") else "")
 
 
 def check_figure(path: Path | None) -> None:

@@ -10,6 +10,7 @@ import typer
 _MEMORY = "Memory and cache"
 _LEARNING = "Learning from use"
 _TEXT = "Text"
+MAX_TOKENS = 2**31 - 1
 
 Model = Annotated[
     str | None,
@@ -60,7 +61,9 @@ Dtype = Annotated[
     str,
     typer.Option(help="auto (as stored), bfloat16, float16 or float32.", rich_help_panel=_MEMORY),
 ]
-MaxNewTokens = Annotated[int, typer.Option(help="The most tokens of an answer.", min=1, rich_help_panel=_TEXT)]
+MaxNewTokens = Annotated[
+    int, typer.Option(help="The most tokens of an answer.", min=1, max=MAX_TOKENS, rich_help_panel=_TEXT)
+]
 Temperature = Annotated[
     float, typer.Option(help="0 takes the likeliest token; more is more varied.", min=0, rich_help_panel=_TEXT)
 ]
@@ -68,7 +71,7 @@ TopP = Annotated[
     float | None,
     typer.Option(help="Draw from the likeliest tokens that make up this share.", min=0, max=1, rich_help_panel=_TEXT),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of the draw.", min=0, rich_help_panel=_TEXT)]
+Seed = Annotated[int | None, typer.Option(help="Seed of the draw.", min=0, max=2**64 - 1, rich_help_panel=_TEXT)]
 UseTemplate = Annotated[
     bool | None,
     typer.Option(

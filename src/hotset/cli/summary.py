@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from hotset.cli.generate import Answer
 from hotset.cli.loading import Loaded
@@ -110,16 +110,6 @@ def learning_lines(stats: dict[str, Any]) -> list[str]:
     if warm := stats.get("warm_pin"):
         lines.append(f"warm-pin: {warm['state']}" + (f", {len(warm['experts'])} experts" if warm["experts"] else ""))
     return lines
-
-
-def aside(*views: RenderableType) -> None:
-    """Say something beside the text, on stderr."""
-    console = Console(stderr=True)
-    for view in views:
-        if isinstance(view, str):
-            console.print(view, style="dim", soft_wrap=True, highlight=False, markup=False)
-        else:
-            console.print(view, highlight=False)
 
 
 def decode_hit_rate(stats: dict[str, Any]) -> float | None:

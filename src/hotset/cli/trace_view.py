@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotset.shape import format_size
+from hotset.text import printable
 
 _MAX_SHOWN = 6
 
@@ -22,11 +23,6 @@ def info_views(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield _table(_routing_rows(document))
     if document["labels"]:
         yield _table(_label_rows(document["labels"]))
-
-
-def printable(text: str) -> str:
-    """The text without anything that could steer a terminal: labels come from files."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _table(rows: list[tuple[str, str]]) -> Table:

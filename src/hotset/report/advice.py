@@ -5,8 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from hotset.report.words import BOUND, LRU, expert_bytes, percent, plural, printable
+from hotset.report.words import BOUND, LRU, expert_bytes, percent, plural
 from hotset.shape import format_size
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from hotset.sim import Result, Row

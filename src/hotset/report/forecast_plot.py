@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hotset.errors import HotsetError
 from hotset.report.plot_file import drawing, save_figure
 from hotset.report.plot_style import GREY, INK, PALE
-from hotset.report.words import printable
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hotset.report.words import percent, printable
+from hotset.report.words import percent
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from hotset.sim.forecasting import Evaluation, Score

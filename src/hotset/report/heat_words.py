@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hotset.report.plot_style import GREY
-from hotset.report.words import plural, printable
+from hotset.report.words import plural
+from hotset.text import printable
 from hotset.trace import Phase
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from hotset.report.plot_labels import fits, label_ends
 from hotset.report.plot_lines import Panel, panel_of
 from hotset.report.plot_panel import draw_panel
 from hotset.report.plot_style import GREY, looks
-from hotset.report.words import plural, printable, setting
+from hotset.report.words import plural, setting
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

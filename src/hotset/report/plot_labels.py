@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hotset.report.words import BOUND, printable
+from hotset.report.words import BOUND
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,8 @@ import numpy as np
 
 from hotset.report.plot_labels import label_of
 from hotset.report.plot_style import GREY, PALE
-from hotset.report.words import BOUND, printable
+from hotset.report.words import BOUND
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

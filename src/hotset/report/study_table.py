@@ -9,8 +9,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hotset.report.words import percent, printable
+from hotset.report.words import percent
 from hotset.shape import format_size
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from hotset.sim.studies import Column, StudyResult

@@ -10,8 +10,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hotset.report.words import BOUND, expert_bytes, memory, percent, plural, printable, setting
+from hotset.report.words import BOUND, expert_bytes, memory, percent, plural, setting
 from hotset.shape import format_size
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from hotset.sim import Result, Row

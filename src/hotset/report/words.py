@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hotset.shape import format_size
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from hotset.sim import Row
@@ -13,11 +14,6 @@ if TYPE_CHECKING:
 LRU, BOUND = "lru", "belady"
 
 _SCOPES = {"layer": "slots per layer", "pool": "one pool of slots"}
-
-
-def printable(text: str) -> str:
-    """The text without anything that could steer a terminal: names come from files."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -1,0 +1,69 @@
+"""How a command ends: exit codes, and one line on stderr for whatever went wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import typer
+
+from hotset.cli.faults import DEBUG, debugging, show_traceback
+from hotset.cli.streams import standard_streams
+from hotset.errors import HotsetError
+from hotset.text import one_line, printable
+
+WRONG_INPUT, OWN_FAULT = 2, 1
+INTERRUPTED = 130
+
+_UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or uses the one installed
+
+
+def end_well(work: Callable[[], Any]) -> int:
+    """Run a command and return its exit code: 2, and one line, where the input is at fault; 1 where hotset is."""
+    with standard_streams():
+        try:
+            code = work()
+            sys.stdout.flush()
+        except Exception as error:
+            return _fail(error)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        return code if isinstance(code, int) else 0
+
+
+def _fail(error: Exception) -> int:
+    with suppress(Exception, SystemExit):  # what is left to write, while its failure can still be kept quiet
+        sys.stdout.flush()
+    show_traceback(error)
+    if isinstance(error, typer.Abort):
+        return INTERRUPTED
+    if isinstance(error, _UsageError):
+        return _misuse(error)
+    if isinstance(error, HotsetError):
+        return _say(str(error), WRONG_INPUT)
+    if isinstance(error, OSError) and error.filename:
+        return _say(f"{error.filename}: {error.strerror}", WRONG_INPUT)
+    if isinstance(error, MemoryError):
+        what = "ask for a smaller --memory, or use a smaller trace (hotset trace cut) or sweep"
+        return _say(f"out of memory: {what}", WRONG_INPUT)
+    more = "the lines above say where" if debugging() else f"run it again with {DEBUG}=1 and report what it shows"
+    return _say(f"hotset failed ({type(error).__name__}: {one_line(error)}): {more}", OWN_FAULT)
+
+
+def _misuse(error: Any) -> int:
+    """What is wrong with the words of a command, and where its help is; without any words the help itself."""
+    message = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return WRONG_INPUT
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "hotset"
+    return _say(f"{message.rstrip('.')} (see {command} --help)", WRONG_INPUT)
+
+
+def _say(message: str, code: int) -> int:
+    sys.stderr.write(f"error: {printable(message)}\n")
+    sys.stderr.flush()
+    return code

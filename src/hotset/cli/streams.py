@@ -1,0 +1,97 @@
+"""The standard streams of a command: a full or closed one ends in a line or in silence, never in a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+from hotset.errors import HotsetError
+
+READER_LEFT = 141
+"""What a shell reports of a program whose reader left (SIGPIPE)."""
+
+
+class ReaderLeft(SystemExit):
+    """The reader of our output left, as `head` does: nothing is wrong and there is nothing to say."""
+
+    def __init__(self) -> None:
+        super().__init__(READER_LEFT)
+
+
+class _Stream:
+    """A text stream whose failures are told as hotset's own; all else is the stream's."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._told():
+            return self._stream.write(_encodable(text, self._stream))
+        return len(text)
+
+    def flush(self) -> None:
+        with self._told():
+            self._stream.flush()
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._discard()
+            self._tell(error)
+
+    def _discard(self) -> None:
+        """Let what is still in the buffer go nowhere: the interpreter would try to write it again as it leaves."""
+        with suppress(OSError, ValueError):
+            sink = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(sink, self._stream.fileno())
+            os.close(sink)
+
+    def _tell(self, error: OSError) -> None:
+        if isinstance(error, BrokenPipeError):
+            raise ReaderLeft from None
+        raise HotsetError(f"cannot write to stdout ({error.strerror or error}): choose another place") from error
+
+
+class _Errors(_Stream):
+    """Stderr: if nothing can be said there, it is not said anywhere."""
+
+    def _tell(self, error: OSError) -> None:
+        pass
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """The text with what the stream's encoding lacks written as escapes, such as names that are not UTF-8."""
+    encoding = stream.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+@contextmanager
+def standard_streams() -> Iterator[None]:
+    """Guard stdout and stderr for a command's length; those that are closed become the null device."""
+    before = sys.stdin, sys.stdout, sys.stderr
+    sys.stdin, out, err = (stream or _null(mode) for stream, mode in zip(before, "rww", strict=True))
+    sys.stdout, sys.stderr = _Stream(out), _Errors(err)
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+
+
+def _null(mode: str) -> Any:
+    return open(os.devnull, mode, encoding="utf-8")
