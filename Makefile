@@ -48,6 +48,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/replay_speed.py
 	$(BIN)/python benchmarks/event_latency.py
+	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/policy_quality.py
 	$(BIN)/python -W ignore benchmarks/layer_overhead.py
 	$(BIN)/python -W ignore benchmarks/reference_exactness.py

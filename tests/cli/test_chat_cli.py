@@ -96,7 +96,8 @@ def test_a_kept_cache_changes_nothing() -> None:
 
 def test_a_cache_of_fixed_size_says_the_same_and_grows_is_cut_and_is_emptied() -> None:
     pytest.importorskip("triton")
-    with loaded_model(Wanted(memory="25%")) as loaded:
+    # In bfloat16 the attention over a longer, masked cache rounds differently, and a near tie goes the other way.
+    with loaded_model(Wanted(memory="25%", dtype="float32")) as loaded:
         assert isinstance(cache_for(loaded.model), GrowingCache)
         fixed = FixedCache(loaded.model.config)
         talks = [

@@ -77,6 +77,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "head_dim": 0,
         "layer_types": HYBRID,
     },
+    # Its gate is one flat tensor: at other widths stock's own bits depend on how many rows are computed together.
+    "gpt_oss": {"intermediate_size": 64},
     "granitemoehybrid": {"layer_types": HYBRID},
     "hunyuan_v1_moe": {"num_experts": EXPERTS},
     "inkling": {

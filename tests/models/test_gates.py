@@ -312,6 +312,7 @@ def decoded(name: str, model: Any) -> Any:
         ("qwen3_moe", {"num_experts_per_tok": 6}),  # twice as many are more than there are
         ("deepseek_v3", {}),
         ("gpt_oss", {}),
+        ("gpt_oss", {"intermediate_size": 48}),  # no multiple of a vector's width
         ("longcat_flash", {}),
         ("inkling", {}),
         ("gemma4", {}),

@@ -16,6 +16,12 @@ Tensor = torch.Tensor
 FEW_GROUPS = 2
 """Up to so many experts are multiplied one by one on a GPU; more go into one grouped multiplication."""
 
+BLOCK = 64
+"""Two of torch's widest vectors, in elements of two bytes: what it computes at once without a remainder."""
+
+SERIAL = 1 << 15
+"""Up to so many elements torch computes in one thread; more are cut at places that depend on how many there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertMath:
@@ -38,7 +44,7 @@ class SlotLinear:
         self.weights = arena.view(layout.part(weight))
         self.biases = None if bias is None else arena.view(layout.part(bias))
         self.transposed = transposed
-        self.width = self.weights.shape[2 if transposed else 1]
+        self.depth, self.width = self.weights.shape[1:] if transposed else self.weights.shape[:0:-1]
         self._can_be_grouped = all(size * self.weights.itemsize % 16 == 0 for size in self.weights.shape[1:])
         self._matrices: dict[int, Tensor] = {}
 
@@ -81,6 +87,20 @@ class SlotLinear:
         return out
 
 
+def by_expert(function: Callable[[Tensor], Tensor], rows: Tensor, ends: Sequence[int], width: int) -> Tensor:
+    """Apply an activation or a norm to the rows up to each end, to the bits that each expert's rows have alone.
+
+    On a CPU the remainder of a vectorised loop, at the end of a tensor or of a thread's share of it, is computed by
+    other code, whose sigmoid rounds differently. Where rows can fall into a remainder, each expert is computed alone:
+    what arrives together with it would decide over its bits otherwise.
+    """
+    aligned = width % BLOCK == 0 and (rows.numel() <= SERIAL or torch.get_num_threads() == 1)
+    if len(ends) == 1 or aligned or rows.is_cuda:
+        return function(rows)
+    sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+    return torch.cat([function(given) for given in rows.split_with_sizes(sizes)])
+
+
 class SlotExperts:
     """All experts of one layer, whichever slots they lie in."""
 
@@ -91,6 +111,6 @@ class SlotExperts:
 
     def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Compute the rows up to each end by the expert of each slot."""
-        hidden = self.math.gate(self.up(rows, slots, ends))
+        hidden = by_expert(self.math.gate, self.up(rows, slots, ends), ends, self.down.depth)
         out = self.down(hidden, slots, ends)
-        return out if self.math.norm is None else self.math.norm(out)
+        return out if self.math.norm is None else by_expert(self.math.norm, out, ends, self.down.width)
