@@ -6,7 +6,9 @@ STAMP := $(VENV)/.ready
 OLDEST := .venv-oldest
 OLDEST_TRANSFORMERS := 5.17.0
 
-.PHONY: setup demo test families lint format bench bench-engine clean
+RUNS ?= 1
+
+.PHONY: setup demo test gpu-test families lint format bench bench-engine clean
 
 setup: $(STAMP)
 
@@ -23,6 +25,12 @@ demo: $(STAMP)
 # Processes side by side, one thread each: threads of several processes would spin against each other.
 test: $(STAMP) lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	@$(BIN)/python tests/gpu/covered.py
+
+# All tests that need a GPU, files side by side in processes; the result is committed. It takes the environment's own
+# torch where there is no .venv: RUNS=3 runs everything three times, as every change of what runs on a GPU has to.
+gpu-test:
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu/run.py --runs $(RUNS)
 
 # Every family of the newest and of the oldest supported transformers against stock.
 families: $(STAMP) $(OLDEST)/.ready

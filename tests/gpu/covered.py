@@ -1,0 +1,52 @@
+"""What the GPU tests cover, as a digest: `make test` says when the committed result is of other sources."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
+SOURCES = ("cache", "forecasts", "models", "policies", "runtime", "store", "transfer")
+"""The packages that take part when a model runs on a GPU."""
+TESTS = ("tests/gpu/test_*.py", "tests/graph/*.py", "tests/runtime/test_gpu_engine.py")
+
+
+def covered_files() -> list[Path]:
+    """The sources that decide what runs on a GPU, and the tests of it."""
+    sources = [path for name in SOURCES for path in (ROOT / "src" / "hotset" / name).rglob("*.py")]
+    return sorted({*sources, *(path for pattern in TESTS for path in ROOT.glob(pattern))})
+
+
+def test_files() -> list[Path]:
+    """The files whose tests need, or use, a GPU."""
+    return sorted(path for pattern in TESTS for path in ROOT.glob(pattern) if path.name.startswith("test_"))
+
+
+def digest() -> str:
+    """One digest of all covered files, by name and content."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in covered_files():
+        found.update(f"{path.relative_to(ROOT).as_posix()}\n".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def complaint() -> str | None:
+    """What is wrong with the committed result, in a line; None if it is of today's sources and without a failure."""
+    try:
+        result = json.loads(RESULT.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return f"there is no {RESULT.relative_to(ROOT)}"
+    if result["digest"] != digest():
+        return "what runs on a GPU has changed since it was last tested on one"
+    if result["failed"] or result["clean_runs_in_a_row"] < 3:
+        return "the last tests on a GPU were not three runs without a failure"
+    return None
+
+
+if __name__ == "__main__":
+    if (line := complaint()) is not None:
+        sys.stderr.write(f"*** GPU TESTS ARE STALE: {line}: run `make gpu-test` on a machine with a GPU ***\n")
