@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 SOURCES = ("cache", "forecasts", "models", "policies", "runtime", "store", "transfer")
 """The packages that take part when a model runs on a GPU."""
-TESTS = ("tests/gpu/test_*.py", "tests/graph/*.py", "tests/runtime/test_gpu_engine.py")
+TESTS = ("tests/gpu/*.py", "tests/graph/*.py", "tests/runtime/test_gpu_engine.py")
 
 
 def covered_files() -> list[Path]:
