@@ -215,6 +215,67 @@ def test_a_flipped_bit_is_found_while_the_model_runs(packed: Path, tmp_path: Pat
     ours.hotset.close()
 
 
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("at", [0, 9, 60, 900, -1])
+def test_a_flipped_bit_in_the_dense_part_is_found_while_loading(at: int, packed: Path, tmp_path: Path) -> None:
+    folder = copy_of(packed, tmp_path)
+    flip(folder / "model.safetensors", at)
+    for memory in ("50%", "100%"):
+        with pytest.raises(StoreError, match=r"model\.safetensors does not match its digest: .*pack the model again"):
+            through_hotset(folder, memory=memory)
+    with pytest.raises(StoreError, match=r"damaged: \S*model\.safetensors; pack"):
+        verify_packed(folder)
+
+
+def older(folder: Path) -> None:
+    """Make a pack what earlier versions made: one digest for a file with weights, none for the small files."""
+    document = json.loads((folder / INDEX_FILE).read_text())
+    del document["small"]
+    for file in document["files"].values():
+        del file["chunks"]
+    forge(folder / INDEX_FILE, document)
+
+
+def test_a_pack_of_an_earlier_version_loads_and_is_checked(packed: Path, tmp_path: Path) -> None:
+    folder = copy_of(packed, tmp_path)
+    older(folder)
+    through_hotset(folder).hotset.close()
+    done = hotset_pack("--verify", folder)
+    assert done.returncode == 0
+    assert "it has no digests for config.json" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    flip(folder / "model.safetensors", 60)
+    with pytest.raises(StoreError, match=r"model\.safetensors does not match its digest"):
+        through_hotset(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "generation_config.json", "chat_template.jinja"])
+def test_small_files_are_verified_as_well(name: str, packed: Path, tmp_path: Path) -> None:
+    folder = copy_of(packed, tmp_path)
+    flip(folder / name, 20)
+    with pytest.raises(StoreError, match=rf"damaged: \S*{name}; pack the model again"):
+        verify_packed(folder)
+    (folder / name).unlink()
+    with pytest.raises(StoreError, match=rf"damaged: \S*{name}; pack the model again"):
+        verify_packed(folder)
+
+
+def test_templates_in_a_folder_of_their_own_are_packed_and_verified(packed: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(reference.path(), tmp_path / "model"))
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates/short.jinja").write_text("{{ messages[0].content }}")
+    pack(source, tmp_path / "pack")
+    assert verify_packed(tmp_path / "pack").small == verify_packed(packed).small + 1
+    flip(tmp_path / "pack/additional_chat_templates/short.jinja", 3)
+    with pytest.raises(StoreError, match=r"additional_chat_templates/short\.jinja"):
+        verify_packed(tmp_path / "pack")
+
+
 def test_truncated_blocks_are_refused_while_loading(packed: Path, tmp_path: Path) -> None:
     folder = copy_of(packed, tmp_path)
     os.truncate(folder / BLOCKS_FILE, 5000)
@@ -270,7 +331,7 @@ def test_the_command_packs_and_verifies(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     assert document["experts"] == 512
-    assert document["digests"] == 513
+    assert document["digests"] == 512 + len(content(out)) - 2  # all but the blocks' file and the index have their own
     assert document["resumed"] == 0
     assert document["bytes"] == sum(len(data) for data in content(out).values())
     assert set(document["files"]) == set(content(out))

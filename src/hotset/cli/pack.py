@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hotset.cli.output import JsonFlag, SafeConsole, emit
+from hotset.cli.output import JsonFlag, SafeConsole, emit, note
 from hotset.errors import HotsetError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -86,7 +86,10 @@ def _verify(folder: Path, as_json: bool) -> None:
         report = verify_packed(folder, progress)
     document = {"folder": str(folder), "experts": report.experts, "files": report.files, "bytes": report.size_bytes}
     size = format_size(report.size_bytes)
-    emit(document | {"damaged": 0}, as_json, f"{folder}: {report.experts:,} experts, {size}, all digests right")
+    if not report.small:
+        note("an earlier hotset made this pack: it has no digests for config.json and the other small files")
+    told = f"{report.experts:,} experts and {report.files:,} files, {size}, all digests right"
+    emit(document | {"damaged": 0}, as_json, f"{folder}: {told}")
 
 
 def _refuse(wrong: bool, why: str) -> None:

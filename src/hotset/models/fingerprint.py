@@ -11,6 +11,7 @@ import torch
 
 from hotset.errors import ModelError
 from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.packed import check_if_packed
 from hotset.models.quantised import dequantising
 from hotset.models.site import Site
 from hotset.profile import Fingerprint
@@ -35,6 +36,7 @@ def fingerprint_of_folder(path: str | Path) -> Fingerprint:
     from transformers import AutoModelForCausalLM
 
     lean = LeanLoad(keep=lambda *_: False)
+    check_if_packed(Path(path))
     extra, _ = dequantising(str(path), {})
     with lean_loading(lean):
         model = AutoModelForCausalLM.from_pretrained(str(path), **({"dtype": "auto"} | extra))

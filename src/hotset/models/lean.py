@@ -41,6 +41,7 @@ class LeanLoad:
     catalog: Catalog | None = None
     kept: bool = False
     shells: list[Shell] = field(default_factory=list)
+    folder: Path | None = None  # of the files that were loaded
     report: Any = None  # what transformers says of missing and mismatched weights
     _before: tuple[Any, Any] | None = None  # the model, and which keys it ignored before
 
@@ -49,7 +50,7 @@ class LeanLoad:
         sites = find_sites(model)
         wanted = {name for site in sites for name in site.parameters()}
         remember_shapes(model, wanted)
-        folder = Path(files[0]).parent
+        folder = self.folder = Path(files[0]).parent
         if is_packed(folder):
             catalog = open_fitting(folder, sites, model._hotset_dtypes)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from hotset.cache.learning import PRIOR_TOKENS
@@ -11,6 +12,7 @@ from hotset.models.choose import Chooser, Settings
 from hotset.models.connect import connect, watch
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.learning import LEARN_EVERY_S, Learning, begin_or_close
+from hotset.models.packed import check_if_packed
 from hotset.models.quantised import dequantising
 from hotset.shape import Budget
 
@@ -62,11 +64,14 @@ def load(
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)
     extra, notes = dequantising(str(model), options)
+    checked = check_if_packed(Path(model))
     with lean_loading(lean):
         chosen = auto_class or AutoModelForCausalLM
         loaded: Any = chosen.from_pretrained(str(model), **({"dtype": "auto"} | extra | options))
     if lean.sites is None or lean.catalog is None or chooser.plan is None:
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")
+    if checked is None:  # it may be a pack in the hub's cache
+        check_if_packed(lean.folder)
     loaded.to(settings.torch_device())
     if lean.kept:
         handle = watch(loaded, lean.sites, chooser.plan, settings)

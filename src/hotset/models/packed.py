@@ -10,7 +10,16 @@ import torch
 from hotset.errors import ModelError
 from hotset.models.site import Site
 from hotset.store import Catalog, LayerSource
-from hotset.store.packed import open_packed
+from hotset.store.dense_check import check_dense
+from hotset.store.packed import is_packed, open_packed
+
+
+def check_if_packed(folder: Path | None) -> Path | None:
+    """Check what transformers reads of a packed store against its digests; returns the folder if it is one."""
+    if folder is None or not is_packed(folder):
+        return None
+    check_dense(folder)
+    return folder
 
 
 def open_fitting(folder: Path, sites: Sequence[Site], dtypes: Mapping[str, torch.dtype]) -> Catalog:

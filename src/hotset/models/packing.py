@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from hotset.errors import HotsetError, ModelError
-from hotset.files import write_beside
 from hotset.models.checkpoint import read_headers
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.packed import dtype_name
@@ -98,7 +97,8 @@ def pack(
         missing = packer.missing()
         _write_dense(packer, shards)
         packer.add_all(read_experts(_catalog(found), missing))
-        _copy_rest(folder, packer.folder, found.model_dtype)
+        for name, content in small_files(folder, found.model_dtype):
+            packer.add_small(name, content)
         packer.finish()
     resumed = sum(layer.experts for layer in plan.layers) - len(missing)
     return _report(target, plan, began, resumed=resumed)
@@ -220,19 +220,18 @@ def _write_dense(packer: Packer, shards: Sequence[Shard]) -> None:
     for shard in shards:
         packer.add_file(shard.name, shard.chunks())
     if len(shards) > 1:
-        _write(packer.folder / INDEX_NAME, shard_index(shards))
+        packer.add_small(INDEX_NAME, shard_index(shards))
 
 
-def _copy_rest(source: Path, target: Path, dtype: str) -> None:
-    """Copy everything small that makes a folder a model: config, tokenizer, templates, code."""
+def small_files(source: Path, dtype: str, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+    """Everything small that makes a folder a model: config, tokenizer, templates, code."""
     for file in sorted(source.iterdir()):
-        if file.name in FOLDERS and file.is_dir():
-            (target / file.name).mkdir(exist_ok=True)
-            _copy_rest(file, target / file.name, dtype)
-        elif file.name == "config.json":
-            _write(target / file.name, _config(file.read_bytes(), dtype))
+        if not prefix and file.name in FOLDERS and file.is_dir():
+            yield from small_files(file, dtype, f"{file.name}/")
+        elif file.name == "config.json" and not prefix:
+            yield file.name, _config(file.read_bytes(), dtype)
         elif _belongs(file):
-            _write(target / file.name, file.read_bytes())
+            yield prefix + file.name, file.read_bytes()
 
 
 def _belongs(file: Path) -> bool:
@@ -258,11 +257,6 @@ def _dtype_in(section: dict[str, Any]) -> Any:
     return section.get("dtype", section.get("torch_dtype"))
 
 
-def _write(path: Path, content: bytes) -> None:
-    with write_beside(path) as scratch:
-        scratch.write_bytes(content)
-
-
 def _already(target: Path, plan: PackPlan, began: float) -> PackReport:
     """What to say of a pack that is there: complete if it is of this model, refused if not."""
     index = open_index(target)
@@ -279,13 +273,13 @@ def _report(
     target: Path, plan: PackPlan, began: float, *, resumed: int = 0, complete_already: bool = False
 ) -> PackReport:
     files = sorted(file for file in target.rglob("*") if file.is_file())
-    experts = sum(layer.experts for layer in plan.layers)
+    experts, index = sum(layer.experts for layer in plan.layers), open_index(target)
     return PackReport(
         folder=target,
         files=[str(file.relative_to(target)) for file in files],
         size_bytes=sum(file.stat().st_size for file in files),
         experts=experts,
-        digests=experts + len(open_index(target).files),
+        digests=experts + len(index.files) + len(index.small),
         resumed=resumed,
         seconds=time.perf_counter() - began,
         complete_already=complete_already,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hotset.errors import StoreError
@@ -19,6 +19,8 @@ FORMAT, VERSION = "hotset-pack", 1
 MAX_INDEX_BYTES = 128 << 20
 MAX_BYTES = 1 << 60
 MAX_DIMENSIONS = 8
+CHUNK_BYTES = 8 << 20
+"""How much of a file with weights one digest covers, beside that of the whole file."""
 REMEDY = "pack the model again with hotset pack"
 
 FileDigest = tuple[int, bytes]
@@ -27,18 +29,28 @@ FileDigest = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class PackIndex:
-    """A pack: its plan, the digests of its blocks [layers][experts], and those of its other files with weights."""
+    """A pack: its plan, the digests of its blocks [layers][experts], and those of its other files.
+
+    Packs of earlier versions have neither `chunks` nor `small`.
+    """
 
     plan: PackPlan
     digests: list[list[bytes]]
-    files: dict[str, FileDigest] = field(default_factory=dict)
+    files: dict[str, FileDigest] = field(default_factory=dict)  # with weights
+    chunks: dict[str, list[bytes]] = field(default_factory=dict)  # of the same files, to check them in threads
+    small: dict[str, FileDigest] = field(default_factory=dict)  # config, tokenizer, templates, code
 
     def to_bytes(self) -> bytes:
         """The document, sealed."""
-        document = plan_document(self.plan) | {"files": {n: _file_entry(f) for n, f in sorted(self.files.items())}}
+        document = plan_document(self.plan) | {"files": {n: self._file_entry(n) for n in sorted(self.files)}}
+        document["small"] = {n: _entry(f) for n, f in sorted(self.small.items())}
         for layer, digests in zip(document["layers"], self.digests, strict=True):
             layer["digests"] = [digest.hex() for digest in digests]
         return (json.dumps(document | {"seal": seal_of(document)}, indent=1) + "\n").encode()
+
+    def _file_entry(self, name: str) -> dict[str, Any]:
+        chunks = self.chunks.get(name)
+        return _entry(self.files[name]) | ({} if chunks is None else {"chunks": [digest.hex() for digest in chunks]})
 
 
 def plan_document(plan: PackPlan) -> dict[str, Any]:
@@ -72,7 +84,7 @@ class _WrongError(Exception):
     """A claim that cannot be true."""
 
 
-def _file_entry(file: FileDigest) -> dict[str, Any]:
+def _entry(file: FileDigest) -> dict[str, Any]:
     return {"bytes": file[0], "digest": file[1].hex()}
 
 
@@ -97,8 +109,11 @@ def _index(document: Any) -> PackIndex:
         if (entry.get("offset"), entry.get("block_bytes")) != (plan.starts[number], layer.block_bytes):
             raise _WrongError(f"the blocks of layer {number} do not lie where its parts put them")
     digests = [[_digest(text) for text in entry["digests"]] for entry in entries]
-    files = {name: _file(name, entry) for name, entry in _of(document, "files", dict).items()}
-    return PackIndex(plan, digests, files)
+    entries = _of(document, "files", dict)
+    files = {name: _file(name, entry) for name, entry in entries.items()}
+    chunks = {name: _chunks(files[name], entry) for name, entry in entries.items() if "chunks" in entry}
+    small = {name: _file(name, entry, depth=2) for name, entry in _of({"small": {}} | document, "small", dict).items()}
+    return PackIndex(plan, digests, files, chunks, small)
 
 
 def _check_kind(document: Any) -> None:
@@ -130,10 +145,18 @@ def _part(entry: Any) -> Part:
     return Part(_of(entry, "name", str), sizes, dtype, _number(_of(entry, "offset", int), 0))
 
 
-def _file(name: str, entry: Any) -> FileDigest:
-    if not name or Path(name).name != name:
+def _file(name: str, entry: Any, depth: int = 1) -> FileDigest:
+    parts = PurePosixPath(name).parts
+    if "/".join(parts) != name or not 1 <= len(parts) <= depth or ".." in parts or "\0" in name:
         raise _WrongError(f"{name!r:.100} is no name of a file in this folder")
     return _number(_of(entry, "bytes", int), 0), _digest(_of(entry, "digest", str))
+
+
+def _chunks(file: FileDigest, entry: Any) -> list[bytes]:
+    chunks = _of(entry, "chunks", list)
+    if len(chunks) != -(-file[0] // CHUNK_BYTES):
+        raise _WrongError(f"a file of {file[0]:,} bytes has {len(chunks):,} digests of its chunks")
+    return [_digest(text) for text in chunks]
 
 
 def _of(entry: Any, key: str, kind: type) -> Any:

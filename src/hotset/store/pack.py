@@ -20,12 +20,12 @@ from hotset.errors import StoreError
 from hotset.files import write_beside
 from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of, new_digest
-from hotset.store.index import PackIndex, plan_document, seal_of
+from hotset.store.index import FileDigest, PackIndex, plan_document, seal_of
 from hotset.store.journal import JOURNAL_FILE, Journal
 from hotset.store.layout import SlotLayout
 from hotset.store.packed import BLOCKS_FILE, INDEX_FILE
 from hotset.store.plan import PackKey, PackPlan
-from hotset.store.verify import Progress, block_digests, file_digest, forget
+from hotset.store.verify import Progress, block_digests, file_digest, file_digests, forget
 
 COMMIT_BYTES = 64 << 20
 SPARE_BYTES = 1 << 20
@@ -59,6 +59,8 @@ class Packer:
         self._files_bytes = file_bytes
         self._pending: dict[PackKey, bytes] = {}
         self._pending_bytes = 0
+        self._chunks: dict[str, list[bytes]] = {}
+        self._small: dict[str, FileDigest] = {}
         self._handle = -1
         with self._writing():
             _make_folder(self.folder)
@@ -123,6 +125,16 @@ class Packer:
             self._flush_folder(self.folder)
             self.journal.add_file(name, (size, digest.digest()))
 
+    def add_small(self, name: str, content: bytes) -> None:
+        """Write a file without weights; it may lie in a folder of its own, and is written anew by every run."""
+        path, digest = self.folder / name, new_digest()
+        with self._writing():
+            path.parent.mkdir(exist_ok=True)
+        with write_beside(path) as scratch:
+            scratch.write_bytes(content)
+        digest.update(content)
+        self._small[name] = len(content), digest.digest()
+
     def commit(self) -> None:
         """Make sure that what was written so far outlives a crash."""
         with self._writing():
@@ -143,7 +155,7 @@ class Packer:
             self._read_back()
         blocks = self.journal.blocks
         digests = [[blocks[PackKey(n, e)] for e in range(layer.experts)] for n, layer in enumerate(self.plan.layers)]
-        index = PackIndex(self.plan, digests, self.journal.files)
+        index = PackIndex(self.plan, digests, self.journal.files, self._chunks, self._small)
         with self._writing(), write_beside(self.folder / INDEX_FILE) as scratch:
             scratch.write_bytes(index.to_bytes())
         with self._writing():
@@ -189,10 +201,13 @@ class Packer:
             if digest != self.journal.blocks[key]:
                 raise StoreError(_not_kept(f"{self.plan.name(key)} in {self.folder / BLOCKS_FILE}"))
             self._advance(self.plan.used_bytes(key))
-        for name, file in self.journal.files.items():
-            if file_digest(self.folder / name) != file:
+        for name, file in (self.journal.files | self._small).items():
+            found = file_digests(self.folder / name)
+            if found is None or found[0] != file:
                 raise StoreError(_not_kept(str(self.folder / name)))
-            self._advance(file[0])
+            if name in self.journal.files:
+                self._chunks[name] = found[1]
+                self._advance(file[0])
 
     def _advance(self, size_bytes: int) -> None:
         self._done += size_bytes

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from hotset.errors import StoreError
+from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of, new_digest
-from hotset.store.index import REMEDY, FileDigest
+from hotset.store.index import CHUNK_BYTES, REMEDY, FileDigest
 from hotset.store.packed import BLOCKS_FILE, open_index
 from hotset.store.plan import PackKey, PackPlan
 
 THREADS = 2
-CHUNK_BYTES = 8 << 20
 NAMED = 3
 """How many damages a message names before it only counts them."""
 
@@ -33,26 +33,27 @@ class VerifyReport:
     experts: int
     files: int
     size_bytes: int
+    small: int = 0  # of the files; none in a pack of an earlier version
 
 
 def verify_packed(folder: Path, progress: Progress | None = None) -> VerifyReport:
-    """Check every block and every other file with weights; StoreError names what is damaged."""
+    """Check every block and every other file; StoreError names what is damaged."""
     index = open_index(folder)
-    keys = list(index.plan.keys())
-    total = sum(index.plan.used_bytes(key) for key in keys) + sum(size for size, _ in index.files.values())
+    keys, files = list(index.plan.keys()), index.files | index.small
+    total = sum(index.plan.used_bytes(key) for key in keys) + sum(size for size, _ in files.values())
     done, damages = 0, []
     for key, digest in block_digests(folder / BLOCKS_FILE, index.plan, keys):
         if digest != index.digests[key.layer][key.expert]:
             damages.append(_damage(folder, index.plan, key))
         done = _report(progress, done + index.plan.used_bytes(key), total)
-    for name, expected in index.files.items():
+    for name, expected in files.items():
         if file_digest(folder / name) != expected:
             damages.append(str(folder / name))
         done = _report(progress, done + expected[0], total)
     if damages:
         more = f" and {len(damages) - NAMED:,} more" if damages[NAMED:] else ""
         raise StoreError(f"damaged: {'; '.join(damages[:NAMED])}{more}; {REMEDY}")
-    return VerifyReport(len(keys), len(index.files), total)
+    return VerifyReport(len(keys), len(files), total, len(index.small))
 
 
 def block_digests(path: Path, plan: PackPlan, keys: Iterable[PackKey]) -> Iterator[tuple[PackKey, bytes | None]]:
@@ -65,15 +66,30 @@ def block_digests(path: Path, plan: PackPlan, keys: Iterable[PackKey]) -> Iterat
 
 def file_digest(path: Path) -> FileDigest | None:
     """The size and the digest of a file as the disk has it; None if it cannot be read."""
-    digest, size = new_digest(), 0
+    found = file_digests(path)
+    return None if found is None else found[0]
+
+
+def file_digests(path: Path) -> tuple[FileDigest, list[bytes]] | None:
+    """The size and the digest of a file as the disk has it, and those of its chunks; None if it cannot be read."""
+    digest, size, chunks = new_digest(), 0, []
     try:
         with _reading(path) as handle:
-            while chunk := os.pread(handle, CHUNK_BYTES, size):
-                digest.update(chunk)
+            while len(chunk := read_up_to(handle, CHUNK_BYTES, size)):
+                digest.update(chunk.data)
+                chunks.append(digest_of(chunk))
                 size += len(chunk)
     except (OSError, StoreError):
         return None
-    return size, digest.digest()
+    return (size, digest.digest()), chunks
+
+
+def read_up_to(handle: int, size_bytes: int, offset: int) -> Bytes:
+    """So many bytes of a file from an offset on, or all that there are."""
+    block, done = np.empty(size_bytes, np.uint8), 0
+    while done < size_bytes and (got := os.preadv(handle, [block[done:].data], offset + done)):
+        done += got
+    return block[:done]
 
 
 @contextmanager
@@ -97,16 +113,11 @@ def forget(handle: int) -> None:
 
 
 def _block_digest(handle: int, offset: int, size_bytes: int) -> bytes | None:
-    block, done = np.empty(size_bytes, np.uint8), 0
     try:
-        while done < size_bytes:
-            got = os.preadv(handle, [block[done:].data], offset + done)
-            if got == 0:
-                return None
-            done += got
+        block = read_up_to(handle, size_bytes, offset)
     except OSError:
         return None
-    return digest_of(block)
+    return digest_of(block) if len(block) == size_bytes else None
 
 
 def _damage(folder: Path, plan: PackPlan, key: PackKey) -> str:
