@@ -32,6 +32,23 @@ class ModelError(HotsetError):
     """A model that hotset cannot run, or not in this way."""
 
 
+class ClosedError(ModelError):
+    """A call of a model that was closed."""
+
+    def __init__(self) -> None:
+        super().__init__("this model is closed and its experts are gone: load it again")
+
+
+class ForkError(ModelError):
+    """A call, in a forked process, of a model that another process loaded."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this model was loaded before the process forked, and runs only in the parent: "
+            "load it in the child, or start children by spawn"
+        )
+
+
 class ProfileError(HotsetError):
     """A profile that is damaged, or of another model."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from hotset.models.learning import LEARN_EVERY_S, Learning, begin
 from hotset.models.shell import strip
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
+from hotset.owner import Owner
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import Budget, format_size
@@ -56,7 +58,8 @@ def attach(
 ) -> Any:
     """Keep only a budget's worth of a loaded model's experts in memory; returns the model.
 
-    The experts are written to a temporary folder, in `spill` if given; `detach` and `model.hotset.close` remove it.
+    The experts are written to a temporary folder, in `spill` if given; it goes with `detach`, `model.hotset.close`, the
+    model itself or the process.
     """
     if isinstance(getattr(model, "hotset", None), Handle):
         raise ModelError("hotset is attached to this model already: hotset.detach(model) first")
@@ -104,12 +107,14 @@ def detach(model: Any) -> Any:
     handle = getattr(model, "hotset", None)
     if not isinstance(handle, Handle):
         raise ModelError("hotset is not attached to this model")
+    handle.check_open()
     if isinstance(handle.engine, CachingEngine):
         whole = _gather(model, handle)
         handle.close()
         for shell in reversed(handle.shells):
             shell.fill(whole[shell.name])
     handle.close()
+    handle.lift()
     _forget(model)
     return model
 
@@ -154,11 +159,18 @@ def _take_out(
             packer.finish()
         handle = connect(model, sites, open_packed(folder / "experts"), _planned(chooser), chooser.settings)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder, Owner())
         raise
+    remove = weakref.finalize(handle.engine, remove_folder, folder, Owner())  # at the latest when the process ends
     handle.shells = strip(model, sites)
-    handle.on_close(lambda: shutil.rmtree(folder, ignore_errors=True))
+    handle.on_close(remove)
     return handle
+
+
+def remove_folder(folder: Path, owner: Owner) -> None:
+    """Remove what this process has spilled; of a parent's folder a child keeps its hands off."""
+    if owner.is_here:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _gather(model: Any, handle: Handle) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ from hotset.errors import HotsetError, ModelError
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.budget import AUTO, OFF
 from hotset.models.choose import Settings, host_plan
+from hotset.models.closing import refuse_copies, refuse_in_children
 from hotset.models.gates import Gates
 from hotset.models.handle import Handle
 from hotset.models.passes import PassWatcher
@@ -41,8 +42,9 @@ def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, set
         engine.wants_tokens = guesser.forecast.name in ("token", "best")
     try:
         drive_by_device(model, handle, settings)
-    except HotsetError:
+    except BaseException:
         handle.close()  # nobody else knows of its threads and memory yet
+        handle.lift()
         raise
     engine.supervisor = Supervisor(
         engine.controller,
@@ -59,7 +61,8 @@ def connect_engine(model: Any, sites: list[Site], engine: CachingEngine) -> Hand
     """Send the calls of a model's experts to an engine."""
     handle = _handle(model, engine, sites)
     for layer, site in enumerate(sites):
-        handle.on_close(site.install(_forward(engine, layer, site)))
+        handle.on_release(site.install(_forward(engine, layer, site)))  # a closed engine refuses by itself
+    handle.on_release(refuse_in_children(model, engine))
     _forbid_saving(model, handle)
     return handle
 
@@ -149,12 +152,14 @@ def _handle(model: Any, engine: Engine, sites: list[Site]) -> Handle:
     watcher = PassWatcher(engine)
     handle = Handle(model, engine, sites, watcher)
     handle.on_close(watcher.attach(model))
+    handle.on_release(refuse_copies(model))
     model.hotset = handle
     return handle
 
 
 def _forward(engine: Engine, layer: int, site: Site) -> Forward:
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        engine.check_usable()
         refuse_training(site.module)
         return engine.forward(layer, hidden, index, weights)
 

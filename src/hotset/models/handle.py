@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hotset.cache.counters import Count, Counters
-from hotset.errors import HotsetError
+from hotset.errors import ClosedError, HotsetError
 from hotset.forecasts import MAX_DISTANCE
+from hotset.models.closing import refuse_calls
 from hotset.models.fingerprint import fingerprint_of
 from hotset.models.gates import Gates
 from hotset.models.insight import Insight
@@ -51,7 +54,9 @@ class Handle(Insight):
         self.profile: Profile | None = None
         self.fingerprint = fingerprint_of(model, sites)
         self.find_gates: Callable[[], Gates | None] = partial(_gates_of, weakref.ref(model), sites)
+        self._model = weakref.ref(model)
         self._undo: list[Callable[[], Any]] = []
+        self._undo_last: list[Callable[[], Any]] = []
         self._before = engine.controller.counters()
         self._keepers: dict[Path, Keeper] = {}
         watcher.before_pass = self._requests.before
@@ -68,11 +73,16 @@ class Handle(Insight):
         """Have something undone when the handle is closed."""
         self._undo.append(undo)
 
+    def on_release(self, undo: Callable[[], Any]) -> None:
+        """Have something undone once the model is whole again, or serves another engine."""
+        self._undo_last.append(undo)
+
     def stats(self) -> dict[str, Any]:
         """What happened since the last reset: hits, bytes and time; hits and misses add up to the experts asked for.
 
         Hits and misses are the cache's own, as a replay gives them. `prefetch_hits` are misses that nobody waited for,
-        since a guess had fetched them in time; `late` are those that were still on their way.
+        since a guess had fetched them in time; `late` are those that were still on their way. A `hit_rate` is None
+        until an expert was asked for.
         """
         engine, clock = self.engine, self.engine.clock
         engine.settle()
@@ -124,6 +134,7 @@ class Handle(Insight):
 
         A profile that is there goes on, what it holds fading with time; `overwrite` begins it anew.
         """
+        self.engine.owner.check()  # a child would add what its parent adds, too
         path = locate(str(name))
         if overwrite:
             self._keepers.pop(path, None)
@@ -159,6 +170,7 @@ class Handle(Insight):
         return hottest_share(self.engine.controller, heat, share)
 
     def _caching(self, what: str) -> CachingEngine:
+        self.check_open()
         if not isinstance(self.engine, CachingEngine):
             raise HotsetError(f"all experts are in memory: there is nothing to {what}")
         return self.engine
@@ -172,9 +184,10 @@ class Handle(Insight):
         ahead = self.engine.ahead if isinstance(self.engine, CachingEngine) else None
         return {"prefetch_hits": ahead.counts.in_time, "late": ahead.counts.late} if ahead else _NOTHING_FORESEEN
 
-    def _rate(self, counters: Counters, phase: Phase | None = None) -> float:
-        """The share of hits; where everything is resident that is all, counted or not."""
-        return 1.0 if self.engine.kind == "stock" else counters.hit_rate(phase)
+    def _rate(self, counters: Counters, phase: Phase | None = None) -> float | None:
+        """The share of hits, None before anything was asked for; where everything is resident that is all."""
+        rate = 1.0 if self.engine.kind == "stock" else counters.hit_rate(phase)
+        return None if math.isnan(rate) else rate
 
     def reset_stats(self) -> None:
         """Count from here; what is resident and what was learnt stays."""
@@ -193,6 +206,7 @@ class Handle(Insight):
         The trace is written to the path then, whole or not at all; without a path, `finish()` returns it. With
         `guesses` it also holds what the routers of the next so many layers make of each layer's input.
         """
+        self.check_open()
         mark = {"architecture": self.fingerprint.architecture, "digest": self.fingerprint.digest}
         about = {"model": Path(self.model_name).name, "source": "hotset"} | mark | (meta or {})
         return Recording(
@@ -208,19 +222,61 @@ class Handle(Insight):
         return partial(gates.guess, distances=distances, width=2 * self.engine.shape.top_k)
 
     def close(self) -> None:
-        """Stop the threads and free the slots; the model can no longer run."""
-        if not self._closed:
-            self.release()
-            self.engine.close()
+        """Stop the threads and free the slots; more than once does no harm.
+
+        The experts are gone then, so the model refuses to run, to be saved and to be detached. Only where all experts
+        fit it goes on as plain transformers: there they are the model's own. In a forked process nothing is given
+        back, since all of it is the parent's.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        is_here = self.engine.owner.is_here
+        with ExitStack() as last:  # each of these is done, whatever the others raise
+            if isinstance(self.engine, CachingEngine):
+                last.callback(self._refuse_calls)
+                if is_here:
+                    self.engine.refuse_calls()
+            if is_here:
+                last.callback(self.engine.close)
+                self._take_out(last)
 
     def release(self) -> None:
-        """Take hotset out of the model's calls, and leave the engine to whoever made it."""
+        """Take hotset out of the model's calls, and leave the engine to its maker."""
         self._closed = True
-        if isinstance(self.engine.recorder, Recording):
-            self.engine.recorder.stop()
-        for undo in reversed(self._undo):
-            undo()
+        with ExitStack() as last:
+            last.callback(self.lift)
+            self._take_out(last)
+
+    def lift(self) -> None:
+        """Leave nothing of hotset in the model's calls, once it is whole again."""
+        while self._undo_last:
+            self._undo_last.pop()()
+
+    def check_open(self) -> None:
+        """Refuse what a closed model cannot do."""
+        if self._closed and isinstance(self.engine, CachingEngine):
+            raise ClosedError
+        self.engine.owner.check()
+
+    def _refuse_calls(self) -> None:
+        model = self._model()
+        if model is not None:
+            self._undo_last.append(refuse_calls(model))
+
+    def _take_out(self, last: ExitStack) -> None:
+        for undo in self._undo:
+            last.callback(undo)
         self._undo.clear()
+        if isinstance(self.engine.recorder, Recording):
+            last.callback(self.engine.recorder.stop)
+
+    def __enter__(self) -> Handle:
+        """Close the model at the end of a `with` block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         plan = self.engine.controller.plan

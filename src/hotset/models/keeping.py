@@ -95,8 +95,8 @@ class Learner:
             self._say(f"the profile could not be updated: {error}")
 
     def stop(self) -> None:
-        """Save for the last time; more than once does no harm."""
-        if self._end.is_set():
+        """Save for the last time; more than once does no harm, and a child process has nothing to save."""
+        if self._end.is_set() or not self.keeper.engine.owner.is_here:
             return
         self._end.set()
         atexit.unregister(self.stop)

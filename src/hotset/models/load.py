@@ -44,7 +44,8 @@ def load(
 
     `model` is a folder or a hub id; `memory` is a size ("8GiB"), a share of the experts ("25%"), a number of slots or
     "auto". `profile` names what to start warm from, `learn` what to write down what is learnt in, `pin` a share of the
-    slots to keep for the hottest. `options` go to `from_pretrained`.
+    slots to keep for the hottest. `options` go to `from_pretrained`; with `output_loading_info=True` it is a pair of
+    the model and what the library says of its weights.
     """
     from transformers import AutoModelForCausalLM
 
@@ -67,7 +68,8 @@ def load(
     checked = check_if_packed(Path(model))
     with lean_loading(lean):
         chosen = auto_class or AutoModelForCausalLM
-        loaded: Any = chosen.from_pretrained(str(model), **({"dtype": "auto"} | extra | options))
+        found: Any = chosen.from_pretrained(str(model), **({"dtype": "auto"} | extra | options))
+    loaded = found[0] if isinstance(found, tuple) else found
     if lean.sites is None or lean.catalog is None or chooser.plan is None:
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")
     if checked is None:  # it may be a pack in the hub's cache
@@ -80,4 +82,4 @@ def load(
         handle.shells = lean.shells
     handle.remark(*notes, *chooser.notes)
     begin_or_close(handle, learning, known)
-    return loaded
+    return found

@@ -33,7 +33,7 @@ class Recording(Recorder):
 
     def stop(self) -> None:
         """End the recording, and write it if it was given a path and anything ran; more than once does no harm."""
-        if self._engine.recorder is not self:
+        if self._engine.recorder is not self or not self._engine.owner.is_here:  # a parent writes its own
             return
         with self._engine.quiet():  # and all that was served is
             self._engine.recorder = self._engine.gate = None

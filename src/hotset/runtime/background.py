@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hotset.cache.landing import Landing
 from hotset.errors import HotsetError
+from hotset.owner import Owner
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.transfer import Flight, Readers
@@ -111,6 +112,7 @@ class Warmer:
 
     def __init__(self, steps: Iterator[object]) -> None:
         self.error: HotsetError | None = None
+        self._owner = Owner()
         self._steps = steps
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hotset-warmer", daemon=True)
@@ -138,6 +140,8 @@ class Warmer:
         return not self.busy
 
     def stop(self) -> None:
-        """End after the batch under way."""
+        """End after the batch under way; in a child process there is none."""
+        if not self._owner.is_here:
+            return
         self._stop.set()
         self._thread.join()

@@ -15,7 +15,7 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.landing import Landing
-from hotset.errors import BudgetError, HotsetError
+from hotset.errors import BudgetError, ClosedError, HotsetError
 from hotset.runtime.ahead import AheadSlots
 from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
@@ -49,6 +49,7 @@ class CachingEngine(Engine):
         self._experts = [len(layer.experts) for layer in catalog.layers]
         self._lock = threading.RLock()
         self._broken = False
+        self._closed = False
 
     def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
@@ -68,7 +69,20 @@ class CachingEngine(Engine):
             self.clock.experts_s += time.perf_counter() - began
             return total
 
+    def refuse_calls(self) -> None:
+        """Serve nothing from here on; what is under way ends first."""
+        self._closed = True
+        with self._lock:
+            pass
+
+    def check_usable(self) -> None:
+        """Refuse a call that finds no experts any more, or came into another process by a fork."""
+        if self._closed:
+            raise ClosedError
+        self.owner.check()
+
     def _refuse_if_broken(self) -> None:
+        self.check_usable()
         if self._broken:
             raise HotsetError("an earlier failure left this engine unusable: load the model again")
 
@@ -101,6 +115,8 @@ class CachingEngine(Engine):
 
     def end(self, run: Pass, seconds: float) -> None:
         """Say that a pass is over, and how long it took."""
+        if not self.owner.is_here:
+            return  # a child refused it, and there the lock may be held for ever
         with self._lock:
             super().end(run, seconds)
 
@@ -116,6 +132,7 @@ class CachingEngine(Engine):
 
     def quiet(self) -> AbstractContextManager[Any]:
         """A context in which no event is served: for whoever looks at the slots, or changes them, in between."""
+        self.owner.check()  # in a child the lock may be held for ever
         return self._lock
 
     def _ask_device(self, layer: int, hidden: Tensor) -> Tensor | None:

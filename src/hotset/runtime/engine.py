@@ -15,6 +15,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.cache.supervisor import Supervisor
 from hotset.errors import ModelError
+from hotset.owner import Owner
 from hotset.runtime.passes import Pass
 from hotset.shape import ModelShape
 from hotset.trace import Phase
@@ -49,6 +50,10 @@ class Engine(ABC):
         self.supervisor: Supervisor | None = None
         self.wants_tokens = False  # whether passes should say which tokens they compute
         self.current = Pass(0, 1, 1, Phase.PREFILL, 0)
+        self.owner = Owner()
+
+    def check_usable(self) -> None:  # noqa: B027 - a model that is whole runs on, whatever becomes of its engine
+        """Refuse a call that would find no experts."""
 
     @property
     def shape(self) -> ModelShape:

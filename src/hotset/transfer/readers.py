@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hotset.errors import StoreError
+from hotset.owner import Owner
 from hotset.store import Catalog, LayerSource, Segment
 from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of
@@ -55,6 +56,7 @@ class Jobs:
     def __init__(self) -> None:
         self._queues: tuple[deque[Job | None], ...] = tuple(deque() for _ in Rank)
         self._ready = threading.Semaphore(0)
+        self._owner = Owner()
 
     def add(self, jobs: list[Job], rank: Rank) -> None:
         """Queue jobs, in this order."""
@@ -78,7 +80,9 @@ class Jobs:
                     self._queues[Rank.DEMAND].append(job)
 
     def dismiss(self, threads: int) -> None:
-        """Let so many threads end, once nobody waits for what they read."""
+        """Let so many threads end, once nobody waits for what they read; a child process has no threads to end."""
+        if not self._owner.is_here:
+            return
         self._queues[Rank.DEMAND].extend([None] * threads)
         self._ready.release(threads)
 

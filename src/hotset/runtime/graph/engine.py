@@ -304,6 +304,7 @@ class GraphEngine(DeviceEngine):
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """A context in which no event is served, and the host knows of all that were."""
+        self.owner.check()  # in a child the lock may be held for ever
         with self._lock:
             if self._pins_by_itself:
                 self.take_back()
@@ -327,6 +328,8 @@ class GraphEngine(DeviceEngine):
 
     def end(self, run: Pass, seconds: float) -> None:
         """Say that a pass is over, or on its way, and how long it took the host."""
+        if not self.owner.is_here:
+            return
         with self._lock:
             if run.phase == Phase.DECODE:
                 self._driver = "device" if run is self._served else "host"
