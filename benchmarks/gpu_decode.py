@@ -80,7 +80,7 @@ class Trial:
         if share == 1.0:
             self._fill()
         self.handle = connect_engine(bench.model, bench.sites, self.engine)
-        self.undo = DecodeGraphs(bench.model, self.engine, demanded=True).install()
+        self.undo = DecodeGraphs(bench.model, self.engine, bench.model.hotset.tracker.current, demanded=True).install()
         self.decoder = StaticDecoder(bench.model, trace)
         if guess:
             gates = self.handle.find_gates()

@@ -15,7 +15,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.utils import logging
 
 import hotset
-from hotset.runtime.passes import Pass
+from hotset.runtime.step import Step
 from hotset.trace import Phase
 
 from common import publish
@@ -71,12 +71,12 @@ def main() -> None:
         stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         model = hotset.load(folder, memory=f"{LAYERS * EXPERTS - 1} slots", dtype=torch.float32, policy="blend")
         engine = model.hotset.engine
-        engine.begin(Pass(1, 1, 1, Phase.DECODE, 0))
+        step = Step(1, 1, 1, Phase.DECODE, 0)
         hidden = torch.randn(1, HIDDEN)
         index = torch.randperm(EXPERTS)[:TOP_K].unsqueeze(0)
         weights = torch.full((1, TOP_K), 1 / TOP_K)
         experts = stock.model.layers[0].mlp.experts
-        kinds: dict[str, Callable[[], Any]] = {"hotset": lambda: engine.forward(0, hidden, index, weights)}
+        kinds: dict[str, Callable[[], Any]] = {"hotset": lambda: engine.forward(step, 0, hidden, index, weights)}
         for name in ("grouped_mm", "batched_mm"):
             kinds[name] = lambda f=ALL_EXPERTS_FUNCTIONS[name]: f(experts, hidden, index, weights)
         kinds["hotset without arithmetic"] = _without_arithmetic(engine, kinds["hotset"])

@@ -28,7 +28,7 @@ from hotset.cache import Controller, SlotPlan
 from hotset.policies import parse
 from hotset.runtime.event import LiveEvent
 from hotset.runtime.guessing import IsNear
-from hotset.runtime.passes import Pass
+from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.sim.ahead import simulate_ahead
 from hotset.sim.link import Link
@@ -51,7 +51,7 @@ class Oracle:
         self.layers, self.first = trace.shape.layers, 0
         self.rows = {int(step): trace.experts[trace.step == step] for step in np.unique(trace.step)}
 
-    def after(self, layer: int, _: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def after(self, layer: int, _: LiveEvent, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         """The experts of the next layer, as they were."""
         step, target = run.number - 1 - self.first + (layer == self.layers - 1), (layer + 1) % self.layers
         experts = np.unique(self.rows[step][:, target]).tolist() if step in self.rows else []
@@ -80,7 +80,7 @@ class Contender:
         engine = self.handle.engine
         if self.known is not None:
             engine.guesser = Oracle(self.known)
-            engine.guesser.first = self.handle.watcher.passes
+            engine.guesser.first = self.handle.tracker.steps
         self.handle.reset_stats()
         self.text = self.model.generate(
             ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0

@@ -32,13 +32,14 @@ from hotset.cache.supervisor import Supervisor  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.forecasts import parse as parse_forecast  # noqa: E402
 from hotset.models import decode_graph  # noqa: E402
-from hotset.models.passes import PassWatcher  # noqa: E402
 from hotset.models.static_caches import static_cache  # noqa: E402
+from hotset.models.tracker import StepTracker  # noqa: E402
 from hotset.models.wishes import Wishes  # noqa: E402
+from hotset.owner import Owner  # noqa: E402
 from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
 from hotset.runtime.graph.engine import GraphEngine  # noqa: E402
-from hotset.runtime.passes import Pass  # noqa: E402
 from hotset.runtime.payoff import Payoff  # noqa: E402
+from hotset.runtime.step import ANONYMOUS, Step  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
 
@@ -115,18 +116,17 @@ def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() 
 
 
 class Watched:
-    """An engine that only notes what passes it is told of."""
+    """An engine that only notes what steps it is told of."""
 
     def __init__(self) -> None:
-        self.recorder, self.wants_tokens, self.current = None, False, None
+        self.recorder, self.wants_tokens, self.owner = None, False, Owner()
         self.phases: list[Phase] = []
 
-    def begin(self, run: Pass) -> None:
-        self.current = run
-        self.phases.append(run.phase)
+    def end(self, step: Step, _: float) -> None:
+        self.phases.append(step.phase)
 
-    def end(self, run: Pass, seconds: float) -> None:
-        pass
+    def abandon(self, step: Step) -> None:
+        self.phases.append(step.phase)
 
     def catch_up(self) -> None:
         pass
@@ -134,7 +134,7 @@ class Watched:
 
 def test_a_static_cache_is_not_asked_for_its_length_at_every_token(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     watched, asked = Watched(), []
-    detach = PassWatcher(watched).attach(stock)  # type: ignore[arg-type]
+    detach = StepTracker(watched).attach(stock)  # type: ignore[arg-type]
     cache = static_cache(stock.config, 16)
     plain = type(cache).get_seq_length
     one = torch.tensor([[7]], device=DEVICE)
@@ -144,13 +144,13 @@ def test_a_static_cache_is_not_asked_for_its_length_at_every_token(stock: Any, m
             stock(input_ids=tokens, past_key_values=cache)
         return watched.phases[-1]
 
-    from hotset.models import passes
+    from hotset.models import tracker
 
     def seen(found: Any) -> int:
         asked.append(found)
         return int(plain(found))
 
-    monkeypatch.setattr(passes, "_seen_tokens", seen)
+    monkeypatch.setattr(tracker, "_seen_tokens", seen)
     assert run(one) is Phase.PREFILL  # a fresh prompt of one token
     first = len(asked)
     assert [run(one), run(one)] == [Phase.DECODE, Phase.DECODE]
@@ -202,7 +202,7 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
 def test_passes_with_guesses_are_those_that_the_payoff_names(folder: Path) -> None:
     model = load(folder, ahead=4, install=False)
     engine = model.hotset.engine
-    runs = [Pass(number, 1, 1, Phase.DECODE, 0) for number in range(32)]
+    runs = [Step(number, 1, 1, Phase.DECODE, 0) for number in range(32)]
     assert all(engine.guesses_in(run) for run in runs)  # nobody compares
     engine.guesser = guesser_for(engine, auto=True)
     found = [engine.guesses_in(run) for run in runs]
@@ -548,7 +548,7 @@ def test_another_thread_is_not_served_by_a_step_that_is_being_captured(folder: P
     hidden, index = torch.randn(1, model.config.hidden_size, device=DEVICE), torch.tensor([[0, 1]], device=DEVICE)
     found: list[Any] = []
     weights = torch.ones(1, TOP_K, device=DEVICE)
-    thread = threading.Thread(target=lambda: found.append(engine.forward(0, hidden, index, weights)))
+    thread = threading.Thread(target=lambda: found.append(engine.forward(ANONYMOUS, 0, hidden, index, weights)))
     with engine.alone():
         thread.start()
         thread.join(0.3)

@@ -135,7 +135,7 @@ def test_a_batch_is_served_by_the_device_where_it_fits(stock: Any) -> None:
 
 def test_until_the_ram_tier_is_full_the_host_drives(stock: Any) -> None:
     model = load(24, install=False)
-    graphs = DecodeGraphs(model, model.hotset.engine)
+    graphs = DecodeGraphs(model, model.hotset.engine, model.hotset.tracker.current)
     undo = graphs.install()
     assert not model.hotset.engine.ready
     assert greedy(model, 3) == greedy(stock, 3)

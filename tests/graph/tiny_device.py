@@ -119,7 +119,7 @@ def load(
         engine.fill_host()
         assert engine._filler is not None
         assert engine._filler.wait(60)
-        model.graphs = DecodeGraphs(model, engine, remark=handle.remark, demanded=demanded)
+        model.graphs = DecodeGraphs(model, engine, handle.tracker.current, remark=handle.remark, demanded=demanded)
         handle.on_close(model.graphs.install())
     return model
 

@@ -30,7 +30,7 @@ from hotset.runtime.arena import poison  # noqa: E402
 from hotset.runtime.cpu import CpuEngine  # noqa: E402
 from hotset.runtime.event import LiveEvent  # noqa: E402
 from hotset.runtime.guessing import IsNear  # noqa: E402
-from hotset.runtime.passes import Pass  # noqa: E402
+from hotset.runtime.step import Step  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
@@ -90,7 +90,7 @@ class Said:
         self.rule, self.trace = rule, trace
         self.random = np.random.default_rng(1)
 
-    def after(self, layer: int, _: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def after(self, layer: int, _: LiveEvent, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         keys = [ExpertKey(*key) for key in getattr(self, self.rule)(layer, run)]
         return [key for key in keys if not is_near(key)][:room]
 
@@ -106,16 +106,16 @@ class Said:
     def note(self, *_: Any) -> None:
         return None
 
-    def oracle(self, layer: int, run: Pass) -> list[tuple[int, int]]:
+    def oracle(self, layer: int, run: Step) -> list[tuple[int, int]]:
         step, target = run.number - 1 + (layer == LAYERS - 1), (layer + 1) % LAYERS
         rows = self.trace.experts[self.trace.step == step, target]
         return [(target, int(expert)) for expert in np.unique(rows)]
 
-    def wrong(self, layer: int, run: Pass) -> list[tuple[int, int]]:
+    def wrong(self, layer: int, run: Step) -> list[tuple[int, int]]:
         right = {key[1] for key in self.oracle(layer, run)}
         return [((layer + 1) % LAYERS, expert) for expert in range(EXPERTS) if expert not in right]
 
-    def random_ones(self, _: int, __: Pass) -> list[tuple[int, int]]:
+    def random_ones(self, _: int, __: Step) -> list[tuple[int, int]]:
         return [(int(self.random.integers(LAYERS)), int(self.random.integers(EXPERTS))) for _ in range(8)]
 
 
@@ -191,7 +191,7 @@ def test_guesses_are_for_decode_alone(truth: Any) -> None:
     engine, phases = model.hotset.engine, []
 
     class Watching(Said):
-        def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+        def after(self, layer: int, event: LiveEvent, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
             phases.append(run.phase)
             return super().after(layer, event, run, room, is_near)
 

@@ -21,8 +21,8 @@ from hotset.models.gates import Gates  # noqa: E402
 from hotset.models.sites import find_sites  # noqa: E402
 from hotset.runtime.event import LiveEvent  # noqa: E402
 from hotset.runtime.forecasting import ForecastGuesser, _by_votes  # noqa: E402
-from hotset.runtime.passes import Pass  # noqa: E402
 from hotset.runtime.payoff import Payoff  # noqa: E402
+from hotset.runtime.step import Step  # noqa: E402
 from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 
@@ -300,8 +300,8 @@ def sent_after(
     return guesser.after(layer, event, decode(number), room, lambda key: key.expert in near)
 
 
-def decode(number: int, ids: list[int] | None = None) -> Pass:
-    return Pass(number, 1, 1, Phase.DECODE, 0, None if ids is None else np.array(ids, np.int32))
+def decode(number: int, ids: list[int] | None = None) -> Step:
+    return Step(number, 1, 1, Phase.DECODE, 0, None if ids is None else np.array(ids, np.int32))
 
 
 class Asked(Payoff):
@@ -406,7 +406,7 @@ def test_what_the_gates_say_of_a_batch_reaches_the_forecast_by_votes() -> None:
     guesser = guesser_of("gate", gate=None)
     index, said = torch.tensor([[1, 4], [4, 9]]), torch.tensor([[[7, 3]], [[5, 7]]])
     event = LiveEvent(torch.zeros(2, 4), index, torch.ones(2, 2), EXPERTS, said)
-    seen = guesser._seen(0, event, Pass(1, 2, 1, Phase.DECODE, 0))
+    seen = guesser._seen(0, event, Step(1, 2, 1, Phase.DECODE, 0))
     assert (seen.experts.tolist(), seen.counts.tolist(), seen.tokens) == ([1, 4, 9], [1, 2, 1], 2)
     assert seen.guesses.tolist() == [[7, 5]]
     assert event.flat.tolist() == [1, 4, 4, 9]

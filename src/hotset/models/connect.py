@@ -17,9 +17,9 @@ from hotset.models.choose import Settings, host_plan
 from hotset.models.closing import refuse_copies, refuse_in_children
 from hotset.models.gates import Gates
 from hotset.models.handle import Handle
-from hotset.models.passes import PassWatcher
 from hotset.models.site import Forward, Site
 from hotset.models.tap import Tap
+from hotset.models.tracker import StepTracker
 from hotset.policies import parse
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.cpu import CpuEngine
@@ -61,7 +61,9 @@ def connect_engine(model: Any, sites: list[Site], engine: CachingEngine) -> Hand
     """Send the calls of a model's experts to an engine."""
     handle = _handle(model, engine, sites)
     for layer, site in enumerate(sites):
-        handle.on_release(site.install(_forward(engine, layer, site)))  # a closed engine refuses by itself
+        handle.on_release(
+            site.install(_forward(engine, handle.tracker, layer, site))
+        )  # a closed engine refuses by itself
     handle.on_release(refuse_in_children(model, engine))
     _forbid_saving(model, handle)
     return handle
@@ -72,7 +74,8 @@ def watch(model: Any, sites: list[Site], plan: SlotPlan, settings: Settings) -> 
     stock = [site.stock for site in sites if site.stock is not None]
     engine = StockEngine(Controller(plan, parse(settings.policy)), stock)
     handle = _handle(model, engine, sites)
-    handle.tap = Tap(lambda: [site.install(_forward(engine, layer, site)) for layer, site in enumerate(sites)])
+    tracker = handle.tracker
+    handle.tap = Tap(lambda: [site.install(_forward(engine, tracker, layer, site)) for layer, site in enumerate(sites)])
     return handle
 
 
@@ -118,7 +121,8 @@ def drive_by_device(model: Any, handle: Handle, settings: Settings) -> None:
             engine.next_gate = gates.scores  # type: ignore[attr-defined]
         engine.fill_host()  # type: ignore[attr-defined]
         demanded = settings.engine == "device"
-        graphs = DecodeGraphs(model, engine, remark=handle.remark, demanded=demanded)  # type: ignore[arg-type]
+        current = handle.tracker.current
+        graphs = DecodeGraphs(model, engine, current, remark=handle.remark, demanded=demanded)  # type: ignore[arg-type]
         handle.on_close(graphs.install())
     elif settings.engine == "device":
         raise HotsetError(f"the device cannot drive this model: {reason}; leave --engine out, or use --engine host")
@@ -149,19 +153,19 @@ def slot_kernel(device: torch.device) -> Any:
 
 
 def _handle(model: Any, engine: Engine, sites: list[Site]) -> Handle:
-    watcher = PassWatcher(engine)
-    handle = Handle(model, engine, sites, watcher)
-    handle.on_close(watcher.attach(model))
+    tracker = StepTracker(engine)
+    handle = Handle(model, engine, sites, tracker)
+    handle.on_close(tracker.attach(model))
     handle.on_release(refuse_copies(model))
     model.hotset = handle
     return handle
 
 
-def _forward(engine: Engine, layer: int, site: Site) -> Forward:
+def _forward(engine: Engine, tracker: StepTracker, layer: int, site: Site) -> Forward:
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         engine.check_usable()
         refuse_training(site.module)
-        return engine.forward(layer, hidden, index, weights)
+        return engine.forward(tracker.current(), layer, hidden, index, weights)
 
     uncompiled: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     return uncompiled

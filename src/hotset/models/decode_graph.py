@@ -18,6 +18,7 @@ from hotset.models.static_caches import LentCaches, is_static
 from hotset.models.wishes import Wishes
 from hotset.runtime.graph.engine import MAX_TOKENS, GraphEngine, first_line
 from hotset.runtime.graph.side import DeviceSide, gate_key
+from hotset.runtime.step import Step
 from hotset.trace import Phase
 
 Tensor = torch.Tensor
@@ -59,7 +60,7 @@ class Captured:
 
 
 @dataclass(frozen=True)
-class Step:
+class Capture:
     """What a graph is made of, and where its memory is; a rehearsal does all but asking for experts."""
 
     forward: Callable[..., Any]
@@ -93,9 +94,16 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, model: Any, engine: GraphEngine, *, remark: Callable[[str], Any] = _say_nothing, demanded: bool = False
+        self,
+        model: Any,
+        engine: GraphEngine,
+        current: Callable[[], Step],
+        *,
+        remark: Callable[[str], Any] = _say_nothing,
+        demanded: bool = False,
     ) -> None:
         self.model, self.engine, self.remark, self.demanded = model, engine, remark, demanded
+        self.current = current  # the step that the calling thread computes
         self.forward: Callable[..., Any] = model.forward
         self.signature = inspect.signature(self.forward)
         self.generate: Callable[..., Any] = model.generate
@@ -156,22 +164,23 @@ class DecodeGraphs:
         return bool(getattr(self.model.config, "is_encoder_decoder", False))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass: a decode step is replayed, or captured first; anything else goes the host's way."""
+        """One step: of decode it is replayed, or captured first; anything else goes the host's way."""
+        step = self.current()
         values = kwargs if not args else dict(self.signature.bind(*args, **kwargs).arguments)
         with _current(self.engine.device):
-            if self._may(values):
+            if self._may(step, values):
                 with self.engine.alone():  # nobody may change the cache between a look at it and the launch
-                    captured = self._captured(values) if self._can() else None
+                    captured = self._captured(step, values) if self._can() else None
                     if captured is not None:
-                        return self._run(captured, values)
+                        return self._run(step, captured, values)
             return self.forward(*args, **kwargs)
 
-    def _may(self, values: Values) -> bool:
+    def _may(self, step: Step, values: Values) -> bool:
         """Whether a call is a step that could be captured."""
-        ids, run = values.get("input_ids"), self.engine.current
+        ids = values.get("input_ids")
         return (
             self.why_not is None
-            and run.phase is Phase.DECODE
+            and step.phase is Phase.DECODE
             and isinstance(ids, Tensor)
             and ids.device.type == self.engine.device.type
             and ids.shape[1:] == (1,)
@@ -216,10 +225,11 @@ class DecodeGraphs:
         self.engine.discard()
         self.remark(f"the host drives the GPU, for {reason}")
 
-    def _captured(self, values: Values) -> Captured | None:
+    def _captured(self, step: Step, values: Values) -> Captured | None:
         """The graph for a call; None if there cannot be one."""
-        run, engine = self.engine.current, self.engine
-        variant = Variant(engine.guesses_in(run), engine.recorder is not None, engine.recorder and engine.gate)
+        engine = self.engine
+        recording = engine.recorder_of(step) is not None
+        variant = Variant(engine.guesses_in(step), recording, engine.gate if recording else None)
         key = _signature_of(values), variant.key, engine.built
         found = self.held.pop(key, None)
         if found is not None and found.cache() is values["past_key_values"]:
@@ -263,7 +273,7 @@ class DecodeGraphs:
         with torch.inference_mode(False), torch.no_grad():
             inputs = {name: _own(value) for name, value in values.items()}
             lengths = [layer.cumulative_length.clone() for layer in cache.layers]
-        step = Step(self.forward, engine, side, inputs, variant, self._pool())
+        step = Capture(self.forward, engine, side, inputs, variant, self._pool())
         try:
             with fused(self.model, engine.device), torch.no_grad():
                 with aside(engine.device):
@@ -289,18 +299,18 @@ class DecodeGraphs:
         alive = next(iter(self.held.values()), None)
         return torch.cuda.graph_pool_handle() if alive is None else alive.graph.pool()
 
-    def _run(self, captured: Captured, values: Values) -> Any:
+    def _run(self, step: Step, captured: Captured, values: Values) -> Any:
         def launch() -> None:
             for name, tensor in _tensors_of(values).items():
                 captured.inputs[name].copy_(tensor)
             captured.graph.replay()
 
         timed, captured.is_fresh = not captured.is_fresh, False
-        self.engine.run(captured.side, launch, guessing=captured.variant.guessing, timed=timed)
+        self.engine.run(step, captured.side, launch, guessing=captured.variant.guessing, timed=timed)
         return _copied(captured.outputs, values["past_key_values"])
 
 
-def recorded(step: Step) -> tuple[Any, Any]:
+def recorded(step: Capture) -> tuple[Any, Any]:
     """A graph of a step, and the outputs that it writes; nothing runs yet."""
     cuda: Any = torch.cuda
     graph = cuda.CUDAGraph()

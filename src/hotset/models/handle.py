@@ -20,11 +20,11 @@ from hotset.models.gates import Gates
 from hotset.models.insight import Insight
 from hotset.models.keeping import Keeper
 from hotset.models.learning import hottest_share
-from hotset.models.passes import PassWatcher
 from hotset.models.recording import Gate, Recording
 from hotset.models.shell import Shell
 from hotset.models.site import Site
 from hotset.models.tap import Tap
+from hotset.models.tracker import StepTracker
 from hotset.profile import Profile
 from hotset.profile.folder import locate
 from hotset.runtime.caching import CachingEngine
@@ -44,10 +44,10 @@ _NOTHING_FORESEEN = {"prefetch_hits": 0, "late": 0}
 class Handle(Insight):
     """The cache of one model."""
 
-    def __init__(self, model: Any, engine: Engine, sites: list[Site], watcher: PassWatcher) -> None:
+    def __init__(self, model: Any, engine: Engine, sites: list[Site], tracker: StepTracker) -> None:
         super().__init__(engine, str(getattr(model.config, "_name_or_path", "") or type(model).__name__))
         self.sites = sites
-        self.watcher = watcher
+        self.tracker = tracker
         self.notes: list[str] = []
         self.shells: list[Shell] = []
         self.tap = Tap()
@@ -59,7 +59,6 @@ class Handle(Insight):
         self._undo_last: list[Callable[[], Any]] = []
         self._before = engine.controller.counters()
         self._keepers: dict[Path, Keeper] = {}
-        watcher.before_pass = self._requests.before
         self._observed = False
         self._closed = False
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from hotset.cache.statistics import statistics_of
 from hotset.errors import HotsetError
-from hotset.models.requests import Request, RequestLog
 from hotset.profile.statistics import Counts, History, Statistics
 from hotset.runtime.ahead import AheadCounts
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.engine import Engine
 from hotset.runtime.forecasting import ForecastGuesser, forecast_stats
+from hotset.runtime.requests import Request
 
 
 class Insight:
@@ -24,7 +24,6 @@ class Insight:
     def __init__(self, engine: Engine, model_name: str) -> None:
         self.engine = engine
         self.model_name = model_name
-        self._requests = RequestLog(engine)
         self._background_before = 0
 
     def statistics(self) -> Statistics:
@@ -43,9 +42,11 @@ class Insight:
         return self.statistics().top(layer, count)
 
     def requests(self) -> list[Request]:
-        """The last requests, each with its activation matrix, its hits and its bytes; the last may be under way."""
-        with self.engine.quiet():
-            return self._requests.all()
+        """The last 64 requests, each with its activation matrix, its hits and its bytes; some may be under way.
+
+        A batch is served as a whole, and stands under the number of its first request.
+        """
+        return self.engine.requests()
 
     def mark(self, label: str) -> None:
         """Name what begins here, such as another workload; plots show it."""

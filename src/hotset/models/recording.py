@@ -23,11 +23,11 @@ class Recording(Recorder):
     def __init__(
         self, engine: Engine, path: Path | None, meta: dict[str, str], tap: Tap, gate: Gate | None = None
     ) -> None:
-        if engine.recorder is not None:
-            raise HotsetError("this model is being recorded already: end that recording first")
         super().__init__(engine.shape, meta)
         self._engine, self._path = engine, path
         with engine.quiet():  # what was served before is not part of it
+            if engine.recorder is not None:
+                raise HotsetError("this model is being recorded already: end that recording first")
             engine.recorder, engine.gate = self, gate
         self._untap = tap.hold()
 
@@ -47,6 +47,5 @@ class Recording(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.drop_incomplete()
+        self.drop_incomplete()
         self.stop()

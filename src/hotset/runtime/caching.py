@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.guessing import Guesser
-from hotset.runtime.passes import Pass
+from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.store import Catalog, SlotLayout
 from hotset.store.catalog import Bytes
@@ -47,24 +46,23 @@ class CachingEngine(Engine):
         self.guesser: Guesser | None = None
         self.warmer: Warmer | None = None
         self._experts = [len(layer.experts) for layer in catalog.layers]
-        self._lock = threading.RLock()
         self._broken = False
         self._closed = False
 
-    def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
         if not index.numel():
             return torch.zeros_like(hidden)
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return self.forward(layer, hidden, index, weights)
+                return self.forward(step, layer, hidden, index, weights)
         with self._lock:
             self._refuse_if_broken()
             began = time.perf_counter()
-            event = LiveEvent(hidden, index, weights, self._experts[layer], self._ask_device(layer, hidden))
+            event = LiveEvent(hidden, index, weights, self._experts[layer], self._ask_device(step, layer, hidden))
             if len(event.experts):
-                self._serve(layer, event)
-            self.record(layer, hidden, index, weights)
+                self._serve(step, layer, event)
+            self.record(step, layer, hidden, index, weights)
             total = event.total()
             self.clock.experts_s += time.perf_counter() - began
             return total
@@ -86,19 +84,22 @@ class CachingEngine(Engine):
         if self._broken:
             raise HotsetError("an earlier failure left this engine unusable: load the model again")
 
-    def _serve(self, layer: int, event: LiveEvent) -> None:
+    def _serve(self, step: Step, layer: int, event: LiveEvent) -> None:
         self._broken = True  # an interrupt may come anywhere: from here on the slots are in order only if we say so
-        run, stalled_s = self.current, self.clock.stall_s
+        stalled_s = self.clock.stall_s
         guessed = None if self.ahead is None else (self.ahead.counts.in_time, self.ahead.counts.late)
-        missing = self.controller.route(layer, event.experts, event.counts, event.tokens, run.phase, run.first_request)
+        self.serve_request(step.first_request, layer)
+        missing = self.controller.route(
+            layer, event.experts, event.counts, event.tokens, step.phase, step.first_request
+        )
         loads = self.controller.table.loads[:missing].copy()
         try:
             if missing:
-                self._fetch(layer, event, loads)
+                self._fetch(step, layer, event, loads)
             else:
                 if self.ahead is not None:
                     self.ahead.claim(layer, ())  # guesses for this layer were wrong, or not needed
-                self.look_ahead(layer, event)
+                self.look_ahead(step, layer, event)
                 self.compute(layer, event, None)
         except BaseException:
             self.controller.drop(ExpertKey(layer, int(expert)) for expert in self.lost(loads))
@@ -106,57 +107,51 @@ class CachingEngine(Engine):
             raise
         self._broken = False
         if guessed is not None:
-            self._note_payoff(layer, self.clock.stall_s - stalled_s, guessed)
+            self._note_payoff(step, layer, self.clock.stall_s - stalled_s, guessed)
 
-    def _fetch(self, layer: int, event: LiveEvent, loads: Loads) -> None:
+    def _fetch(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         if self.listener is not None:
             self.listener(layer, loads)
-        self.fetch_and_compute(layer, event, loads)
+        self.fetch_and_compute(step, layer, event, loads)
 
-    def end(self, run: Pass, seconds: float) -> None:
-        """Say that a pass is over, and how long it took."""
-        if not self.owner.is_here:
-            return  # a child refused it, and there the lock may be held for ever
-        with self._lock:
-            super().end(run, seconds)
+    def note_time(self, step: Step, seconds: float) -> None:
+        """Take in how long a step took; the guesser compares."""
+        super().note_time(step, seconds)
+        self.tell_guesser(step, seconds)
 
-    def note_time(self, run: Pass, seconds: float) -> None:
-        """Take in how long a pass took; whoever guesses compares."""
-        super().note_time(run, seconds)
-        self.tell_guesser(run, seconds)
+    def tell_guesser(self, step: Step, seconds: float) -> None:
+        """Tell the guesser how long a decode step took."""
+        if self.guesser is not None and step.phase == Phase.DECODE:
+            self.guesser.note_pass(step, seconds)
 
-    def tell_guesser(self, run: Pass, seconds: float) -> None:
-        """Tell whoever guesses how long a decode pass took."""
-        if self.guesser is not None and run.phase == Phase.DECODE:
-            self.guesser.note_pass(run, seconds)
+    def _ask_device(self, step: Step, layer: int, hidden: Tensor) -> Tensor | None:
+        """What the guesser wants to know of a layer's input, in decode."""
+        if self.guesser is None or step.phase != Phase.DECODE:
+            return None
+        return self.guesser.look(layer, hidden, step)
 
     def quiet(self) -> AbstractContextManager[Any]:
         """A context in which no event is served: for whoever looks at the slots, or changes them, in between."""
         self.owner.check()  # in a child the lock may be held for ever
         return self._lock
 
-    def _ask_device(self, layer: int, hidden: Tensor) -> Tensor | None:
-        """What whoever guesses wants to know of a layer's input, in decode."""
-        decoding = self.guesser is not None and self.current.phase == Phase.DECODE
-        return self.guesser.look(layer, hidden, self.current) if decoding and self.guesser is not None else None
-
-    def look_ahead(self, layer: int, event: LiveEvent) -> None:
+    def look_ahead(self, step: Step, layer: int, event: LiveEvent) -> None:
         """Send for what the next layers will probably ask for, once all that this one needs is on its way."""
         if self.guesser is None or self.ahead is None:
             return
-        if self.current.phase != Phase.DECODE:
-            self.guesser.observe(layer, event, self.current)
+        if step.phase != Phase.DECODE:
+            self.guesser.observe(layer, event, step)
             return
-        keys = self.guesser.after(layer, event, self.current, self.ahead.room, self._is_near)
+        keys = self.guesser.after(layer, event, step, self.ahead.room, self._is_near)
         if keys:
             self.ahead.send(keys)
 
-    def _note_payoff(self, layer: int, stall_s: float, before: tuple[int, int]) -> None:
-        """Tell whoever guesses how this event went."""
-        if self.guesser is None or self.ahead is None or self.current.phase != Phase.DECODE:
+    def _note_payoff(self, step: Step, layer: int, stall_s: float, before: tuple[int, int]) -> None:
+        """Tell the guesser how this event went."""
+        if self.guesser is None or self.ahead is None or step.phase != Phase.DECODE:
             return
         now = self.ahead.counts
-        self.guesser.note(layer, self.current, stall_s, now.in_time - before[0], now.late - before[1])
+        self.guesser.note(layer, step, stall_s, now.in_time - before[0], now.late - before[1])
 
     def _is_near(self, key: ExpertKey) -> bool:
         """Whether an expert need not be guessed: it is here, or on its way."""
@@ -238,7 +233,7 @@ class CachingEngine(Engine):
         """Compute some of the event's experts, all of them resident, or all."""
 
     @abstractmethod
-    def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
+    def fetch_and_compute(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Bring in what is missing and compute everything, residents first."""
 
     @abstractmethod

@@ -16,6 +16,7 @@ from hotset.runtime.background import BackgroundReader
 from hotset.runtime.caching import CachingEngine, Loads
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.math import ExpertMath, SlotExperts
+from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
@@ -65,7 +66,7 @@ class CpuEngine(CachingEngine):
         places = torch.from_numpy(pairs)
         event.put(places, self.layers[layer](event.rows(places), rows, ends))
 
-    def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
+    def fetch_and_compute(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Bring in what is missing and compute everything: residents first, the rest as it arrives."""
         order = loads[loads[:, 0].argsort()]
         free = list(self._staging)
@@ -73,7 +74,7 @@ class CpuEngine(CachingEngine):
         self._arrived = loads, set()
         where, staged = self._begin(layer, flight, order)
         self._send_staged(layer, flight, staged, free, where)
-        self.look_ahead(layer, event)
+        self.look_ahead(step, layer, event)
         residents = event.others(order[:, 0])
         if len(residents):
             self.compute(layer, event, residents)

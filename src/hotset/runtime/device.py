@@ -20,6 +20,7 @@ from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.host import HostTier
 from hotset.runtime.math import ExpertMath, SlotExperts, SlotLinear
 from hotset.runtime.pinned import page_lock
+from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
@@ -130,7 +131,7 @@ class DeviceEngine(CachingEngine):
         row.copy_(torch.from_numpy(slots))
         return row.to(self.device, non_blocking=True)
 
-    def fetch_and_compute(self, layer: int, event: LiveEvent, loads: Loads) -> None:
+    def fetch_and_compute(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Copy in what is missing and compute everything."""
         self._arrived = loads, set()
         order = loads[loads[:, 0].argsort()]
@@ -138,12 +139,12 @@ class DeviceEngine(CachingEngine):
         groups = self._groups(order, self._is_few(event))
         missing_bytes = len(order) * self.catalog.slot_bytes
         if not groups:
-            self.look_ahead(layer, event)
+            self.look_ahead(step, layer, event)
             self.compute(layer, event, None)
         elif self._is_few(event) and len(groups) == 1 and missing_bytes < SPLIT_BYTES:
-            self._copy_then_compute(layer, event, groups[0])
+            self._copy_then_compute(step, layer, event, groups[0])
         else:
-            self._compute_while_copying(layer, event, order, groups)
+            self._compute_while_copying(step, layer, event, order, groups)
         self._give_back()
 
     def _claim(self, layer: int, order: Loads) -> Loads:
@@ -174,25 +175,27 @@ class DeviceEngine(CachingEngine):
             self.ahead.give(guess.row)
         self._passing.clear()
 
-    def _copy_then_compute(self, layer: int, event: LiveEvent, group: Group) -> None:
+    def _copy_then_compute(self, step: Step, layer: int, event: LiveEvent, group: Group) -> None:
         """Compute all experts in one go: the copies take less time than it takes to launch a computation twice."""
-        landed = self._copy(layer, event, group)
-        self.look_ahead(layer, event)
+        landed = self._copy(step, layer, event, group)
+        self.look_ahead(step, layer, event)
         self.streams.arithmetic_waits_for(landed)
         rows = self._rows_of(layer, event.experts)
         rows[event.positions(group.experts)] = group.slots
         self._compute_in(layer, event, event.experts, rows)
 
-    def _compute_while_copying(self, layer: int, event: LiveEvent, order: Loads, groups: list[Group]) -> None:
+    def _compute_while_copying(
+        self, step: Step, layer: int, event: LiveEvent, order: Loads, groups: list[Group]
+    ) -> None:
         """Compute residents first, the rest group by group as it arrives."""
         residents = event.others(order[:, 0])
         computed: list[Any] = [None, None]
         for number, group in enumerate(groups):
             if group.half is not None and computed[group.half] is not None:
                 self.streams.copies_wait_for(computed[group.half])
-            landed = self._copy(layer, event, group)
+            landed = self._copy(step, layer, event, group)
             if number == len(groups) - 1:
-                self.look_ahead(layer, event)
+                self.look_ahead(step, layer, event)
             if number == 0 and len(residents):
                 self.compute(layer, event, residents)
             self.streams.arithmetic_waits_for(landed)
@@ -220,13 +223,13 @@ class DeviceEngine(CachingEngine):
             groups.append(Group(some, [cached + half * width + i for i in range(len(some))], half))
         return groups
 
-    def _copy(self, layer: int, event: LiveEvent, group: Group) -> Any:
+    def _copy(self, step: Step, layer: int, event: LiveEvent, group: Group) -> Any:
         """Put a group's copies on their way; returns what marks their end."""
         used = self.catalog.layers[layer].layout.used_bytes
         self.clock.loaded_bytes += used * len(group.experts)
         ready = self.host.where(layer, group.experts)
         if ready is None:
-            self._copy_as_read(layer, event, group, used)
+            self._copy_as_read(step, layer, event, group, used)
         else:
             with self.streams.copying():
                 for slot, row in zip(group.slots, ready, strict=True):
@@ -234,12 +237,12 @@ class DeviceEngine(CachingEngine):
             self._arrived[1].update(group.experts)
         return self.streams.mark_copies()
 
-    def _copy_as_read(self, layer: int, event: LiveEvent, group: Group, used_bytes: int) -> None:
+    def _copy_as_read(self, step: Step, layer: int, event: LiveEvent, group: Group, used_bytes: int) -> None:
         """Copy each expert as soon as the RAM tier has it."""
         target = dict(zip(group.experts, group.slots, strict=True))
         counts = event.counts[event.positions(group.experts)].tolist()
         began = time.perf_counter()
-        for expert, row in self.host.bring(layer, group.experts, counts, self.current.phase):
+        for expert, row in self.host.bring(layer, group.experts, counts, step.phase):
             self.clock.stall_s += time.perf_counter() - began
             with self.streams.copying():
                 self._rows[target[expert], :used_bytes].copy_(self._host_rows[row, :used_bytes], non_blocking=True)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.supervisor import Supervisor
 from hotset.errors import ModelError
 from hotset.owner import Owner
-from hotset.runtime.passes import Pass
+from hotset.runtime.requests import Request, RequestLog
+from hotset.runtime.step import Step
 from hotset.shape import ModelShape
 from hotset.trace import Phase
 from hotset.trace.recorder import Recorder
@@ -48,8 +48,9 @@ class Engine(ABC):
         self.recorder: Recorder | None = None
         self.gate: Callable[[int, Tensor], Tensor] | None = None  # what a recording keeps of the routers ahead
         self.supervisor: Supervisor | None = None
-        self.wants_tokens = False  # whether passes should say which tokens they compute
-        self.current = Pass(0, 1, 1, Phase.PREFILL, 0)
+        self.wants_tokens = False  # whether steps should say which tokens they compute
+        self._lock = threading.RLock()
+        self._log = RequestLog(controller)
         self.owner = Owner()
 
     def check_usable(self) -> None:  # noqa: B027 - a model that is whole runs on, whatever becomes of its engine
@@ -61,8 +62,8 @@ class Engine(ABC):
         return self.controller.plan.shape
 
     def quiet(self) -> AbstractContextManager[Any]:
-        """A context in which no event is served."""
-        return nullcontext()
+        """A context in which no event is served: for whoever looks at the slots, or changes them, in between."""
+        return self._lock if self.owner.is_here else nullcontext()
 
     @property
     def total_loaded_bytes(self) -> int:
@@ -74,20 +75,40 @@ class Engine(ABC):
         self._earlier_bytes = self.total_loaded_bytes
         self.clock = Clock()
 
-    def begin(self, run: Pass) -> None:
-        """Say which forward pass the next events belong to."""
-        self.current = run
+    def requests(self) -> list[Request]:
+        """What each of the last requests used and cost."""
+        with self.quiet():
+            return self._log.all(self.total_loaded_bytes)
 
-    def end(self, run: Pass, seconds: float) -> None:
-        """Say that a pass is over, and how long it took."""
-        self.note_time(run, seconds)
-        self.clock.passes += 1
-        self.clock.tokens[run.phase] += run.batch * run.length
-        if self.supervisor is not None:
-            self.supervisor.after_pass()
+    def serve_request(self, request: int, layer: int) -> None:
+        """Say whose the event is that is served next."""
+        self._log.serve(request, layer, self.total_loaded_bytes)
 
-    def note_time(self, run: Pass, seconds: float) -> None:  # noqa: ARG002 - some tell whoever guesses
-        """Take in how long a pass took."""
+    def end(self, step: Step, seconds: float) -> None:
+        """Say that a step is over, and how long it took."""
+        if not self.owner.is_here:
+            return  # in a child the lock may be held for ever
+        with self._lock:
+            recorder = self.recorder_of(step)
+            if recorder is not None:
+                recorder.end(step.number)
+            self.note_time(step, seconds)
+            self.clock.passes += 1
+            self.clock.tokens[step.phase] += step.batch * step.length
+            if self.supervisor is not None:
+                self.supervisor.after_pass()
+
+    def abandon(self, step: Step) -> None:
+        """Say that a step was broken off: what it has served stays counted, but it is no pass and leaves no record."""
+        if not self.owner.is_here:
+            return
+        with self._lock:
+            recorder = self.recorder_of(step)
+            if recorder is not None:
+                recorder.abandon(step.number)
+
+    def note_time(self, step: Step, seconds: float) -> None:  # noqa: ARG002 - some tell whoever guesses
+        """Take in how long a step took."""
         self.clock.pass_s += seconds
 
     def catch_up(self) -> None:  # noqa: B027 - only devices that work on their own are ever ahead
@@ -97,18 +118,23 @@ class Engine(ABC):
         """Who says what happens on the device, where that is a question."""
         return {}
 
-    def record(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> None:
-        """Note what one layer routed, if anybody wants to know, and what the routers ahead make of its input."""
-        run, recorder = self.current, self.recorder
+    def recorder_of(self, step: Step) -> Recorder | None:
+        """Who records a step; a recording holds whole steps, so none that had begun before it."""
+        recorder = self.recorder
+        return recorder if recorder is not None and recorder.number == step.recording else None
+
+    def record(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> None:
+        """Note what one layer routed, if a recording is on, and what the routers ahead make of its input."""
+        recorder = self.recorder_of(step)
         if recorder is None:
             return
         chosen, mass = index.cpu().numpy(), weights.detach().to(torch.float16).cpu().numpy()
         said = None if self.gate is None else self.gate(layer, hidden).cpu().numpy()
-        request = requests_of(run, len(index))
-        recorder.note(run.number, layer, chosen, mass, request, run.phase, run.token_ids, said)
+        request = step.requests(len(index))
+        recorder.note(step.number, layer, chosen, mass, request, step.phase, step.token_ids, said)
 
     @abstractmethod
-    def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
 
     @abstractmethod
@@ -121,12 +147,6 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back threads, files and memory."""
-
-
-def requests_of(run: Pass, tokens: int) -> npt.NDArray[np.int32]:
-    """Which request each token of a pass is of."""
-    request = run.first_request + np.repeat(np.arange(run.batch), run.length)
-    return (request if len(request) == tokens else np.full(tokens, run.first_request)).astype(np.int32)
 
 
 def refuse_training(module: torch.nn.Module) -> None:

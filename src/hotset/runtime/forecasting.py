@@ -14,8 +14,8 @@ from hotset.forecasts._kernel import steps_of
 from hotset.forecasts._payoff import LEAST_CHANCE
 from hotset.runtime.event import LiveEvent
 from hotset.runtime.guessing import IsNear
-from hotset.runtime.passes import Pass
 from hotset.runtime.payoff import Payoff
+from hotset.runtime.step import Step
 from hotset.shape import ExpertKey, ModelShape
 
 Gate = Callable[[int, torch.Tensor, int, int], torch.Tensor]
@@ -44,45 +44,45 @@ class ForecastGuesser:
         self._picked = np.zeros(min(2 * shape.top_k, shape.experts), np.int64)
         self._none = np.full((1, 1), -1, np.int16)
 
-    def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def after(self, layer: int, event: LiveEvent, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         """The likeliest experts of the next layers that are not near, best first, as far as sending for them pays."""
-        if self.payoff.is_off(run.number):
+        if self.payoff.is_off(step.number):
             return []  # not even learning is free
-        seen = self._seen(layer, event, run)
+        seen = self._seen(layer, event, step)
         self._steps.observe(self.state, *seen)
         wanted: list[tuple[float, ExpertKey]] = []
         for distance in range(1, self.distances + 1):
             target = (layer + distance) % self.shape.layers
-            most = min(room, self.payoff.most(target, run.number + (layer + distance) // self.shape.layers))
+            most = min(room, self.payoff.most(target, step.number + (layer + distance) // self.shape.layers))
             if most:
                 wanted += self._likeliest(seen, target, distance, most, is_near)
         if self.distances > 1:
             wanted.sort(key=lambda pair: -pair[0])
         return [key for _, key in wanted[:room]]
 
-    def look(self, layer: int, hidden: torch.Tensor, run: Pass) -> torch.Tensor | None:
+    def look(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:
         """What the gates ahead say of this layer's input, as numbers on its device."""
-        if self.gate is None or self.payoff.goes_without(run.number):
+        if self.gate is None or self.payoff.goes_without(step.number):
             return None
         return self.gate(layer, hidden, self.distances, 2 * self.shape.top_k)
 
-    def note_pass(self, run: Pass, seconds: float) -> None:
+    def note_pass(self, step: Step, seconds: float) -> None:
         """Learn how long a whole pass took."""
-        self.payoff.note_pass(run.number, seconds)
+        self.payoff.note_pass(step.number, seconds)
 
-    def note(self, layer: int, run: Pass, stall_s: float, in_time: int, late: int) -> None:
+    def note(self, layer: int, step: Step, stall_s: float, in_time: int, late: int) -> None:
         """Learn how an event went."""
-        self.payoff.note(layer, run.number, stall_s, in_time, late)
+        self.payoff.note(layer, step.number, stall_s, in_time, late)
 
-    def observe(self, layer: int, event: LiveEvent, run: Pass) -> None:
+    def observe(self, layer: int, event: LiveEvent, step: Step) -> None:
         """Learn from an event that nothing is guessed after, as in a prompt."""
-        self._steps.observe(self.state, *self._seen(layer, event, run))
+        self._steps.observe(self.state, *self._seen(layer, event, step))
 
-    def _seen(self, layer: int, event: LiveEvent, run: Pass) -> Seen:
-        single = run.token_ids is not None and len(run.token_ids) == 1
-        token = int(run.token_ids[0]) if single and run.token_ids is not None else -1
+    def _seen(self, layer: int, event: LiveEvent, step: Step) -> Seen:
+        single = step.token_ids is not None and len(step.token_ids) == 1
+        token = int(step.token_ids[0]) if single and step.token_ids is not None else -1
         return Seen(
-            layer, event.experts, event.counts, event.tokens, int(run.phase), run.first_request, token,
+            layer, event.experts, event.counts, event.tokens, int(step.phase), step.first_request, token,
             self._guesses(event),
         )  # fmt: skip
 

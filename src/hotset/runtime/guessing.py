@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from hotset.runtime.event import LiveEvent
-from hotset.runtime.passes import Pass
+from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 
 IsNear = Callable[[ExpertKey], bool]
@@ -17,17 +17,17 @@ IsNear = Callable[[ExpertKey], bool]
 class Guesser(Protocol):
     """Names the experts to fetch ahead, the best first."""
 
-    def after(self, layer: int, event: LiveEvent, run: Pass, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def after(self, layer: int, event: LiveEvent, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
 
-    def observe(self, layer: int, event: LiveEvent, run: Pass) -> None:
+    def observe(self, layer: int, event: LiveEvent, step: Step) -> None:
         """Learn from an event that nothing is guessed after, as in a prompt."""
 
-    def look(self, layer: int, hidden: torch.Tensor, run: Pass) -> torch.Tensor | None:
+    def look(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:
         """What the device has to say before the routing is known to the host: it comes along with that."""
 
-    def note_pass(self, run: Pass, seconds: float) -> None:
+    def note_pass(self, step: Step, seconds: float) -> None:
         """Learn how long a whole pass took."""
 
-    def note(self, layer: int, run: Pass, stall_s: float, in_time: int, late: int) -> None:
+    def note(self, layer: int, step: Step, stall_s: float, in_time: int, late: int) -> None:
         """Learn how an event went: how long it stalled, and how many guesses for it came in time or late."""

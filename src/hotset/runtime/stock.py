@@ -10,6 +10,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent
+from hotset.runtime.step import Step
 
 Tensor = torch.Tensor
 Stock = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -25,12 +26,18 @@ class StockEngine(Engine):
         self.implementations = implementations
         controller.preload(np.ones((self.shape.layers, self.shape.experts)))
 
-    def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """Note what was routed, and let the stock implementation compute."""
-        event = LiveEvent(hidden, index, weights, self.shape.experts)
-        self.controller.route(layer, event.experts, event.counts, event.tokens, self.current.phase)
-        self.record(layer, hidden, index, weights)
+        if self.owner.is_here:  # a child runs on, but counts nothing: there the lock may be held for ever
+            self._count(step, layer, hidden, index, weights)
         return self.implementations[layer](hidden, index, weights)
+
+    def _count(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> None:
+        event = LiveEvent(hidden, index, weights, self.shape.experts)
+        with self._lock:
+            self.serve_request(step.first_request, layer)
+            self.controller.route(layer, event.experts, event.counts, event.tokens, step.phase, step.first_request)
+            self.record(step, layer, hidden, index, weights)
 
     def resident_bytes(self) -> dict[str, int]:
         """The bytes of all experts."""

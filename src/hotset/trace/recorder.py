@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +14,14 @@ from hotset.shape import ModelShape
 from hotset.trace.event import Phase
 from hotset.trace.trace import NONE, Labels, Trace
 
+_NUMBERS = itertools.count(1)
+
 
 @dataclass
 class Block:
-    """The tokens of one pass, or of the part of a pass that has as many tokens: an encoder's, then a decoder's."""
+    """The tokens of one step, or of the part of a step that has as many tokens: an encoder's, then a decoder's."""
 
+    place: tuple[int, int]  # the number of the step, and of the part
     experts: npt.NDArray[np.int16]  # [tokens, layers, top_k]
     weights: npt.NDArray[np.float16]
     request: npt.NDArray[np.int32]
@@ -28,13 +32,18 @@ class Block:
 
 
 class Recorder:
-    """Gathers what every layer routed; `finish` turns it into a trace."""
+    """Gathers what every layer routed in steps that may be under way side by side; `finish` turns it into a trace.
+
+    A block is kept once it has all layers, or its step has ended: what was broken off leaves no rows with holes.
+    """
 
     def __init__(self, shape: ModelShape, meta: dict[str, str] | None = None) -> None:
         self.shape = shape
         self.meta = meta or {}
+        self.number = next(_NUMBERS)  # which recording this is, of all in the process
         self.blocks: list[Block] = []
-        self._pass = -1
+        self._open: dict[int, list[Block]] = {}  # by the number of the step
+        self._dropped: set[int] = set()
 
     def note(
         self,
@@ -47,16 +56,18 @@ class Recorder:
         token_ids: npt.NDArray[np.int32] | None = None,
         guesses: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Take in what one layer routed in the pass of this number: index and weights are [tokens, top_k].
+        """Take in what one layer routed in the step of this number: index and weights are [tokens, top_k].
 
         Guesses are [tokens, distances, width]: what the routers of the next layers make of this layer's input.
         """
-        block = self.blocks[-1] if self.blocks and number == self._pass else None
+        if number in self._dropped:
+            return
+        parts = self._open.setdefault(number, [])
+        block = parts[-1] if parts else None
         if block is None or layer in block.seen or len(block.experts) != len(index):
             ids = token_ids if token_ids is not None and len(token_ids) == len(index) else None
-            block = self._begin(len(index), request, phase, ids)
-        self._pass = number
-        block.seen.add(layer)
+            block = self._empty((number, len(parts)), len(index), request, phase, ids)
+            parts.append(block)
         width = index.shape[1]
         if width > self.shape.top_k:
             raise TraceError(
@@ -66,6 +77,9 @@ class Recorder:
         block.weights[:, layer, :width] = weights
         if guesses is not None:
             self._keep_guesses(block, layer, guesses)
+        block.seen.add(layer)
+        if len(block.seen) == self.shape.layers:
+            self.blocks.append(block)
 
     def _keep_guesses(self, block: Block, layer: int, guesses: npt.NDArray[np.int64]) -> None:
         """Lay guesses down with the layers that they are of."""
@@ -75,25 +89,38 @@ class Recorder:
         for distance in range(min(distances, self.shape.layers - 1 - layer)):
             block.guesses[:, layer + 1 + distance, distance] = guesses[:, distance]
 
-    def _begin(
-        self, tokens: int, request: npt.NDArray[np.int32], phase: Phase, ids: npt.NDArray[np.int32] | None
+    def _empty(
+        self,
+        place: tuple[int, int],
+        tokens: int,
+        request: npt.NDArray[np.int32],
+        phase: Phase,
+        ids: npt.NDArray[np.int32] | None,
     ) -> Block:
         layers, top_k = self.shape.layers, self.shape.top_k
-        block = Block(
+        return Block(
+            place,
             np.full((tokens, layers, top_k), NONE, np.int16),
             np.zeros((tokens, layers, top_k), np.float16),
             request,
             phase,
             ids,
         )
-        self.blocks.append(block)
-        return block
+
+    def end(self, number: int) -> None:
+        """Say that the step of this number is over: layers that it has not called have nothing to say."""
+        self.blocks += [block for block in self._open.pop(number, []) if len(block.seen) < self.shape.layers]
+        self._dropped.discard(number)
+
+    def abandon(self, number: int) -> None:
+        """Say that the step of this number was broken off."""
+        self._open.pop(number, None)
+        self._dropped.discard(number)
 
     def drop_incomplete(self) -> None:
-        """Forget a last pass that was broken off before its last layer."""
-        whole = max((len(block.seen) for block in self.blocks[:-1]), default=self.shape.layers)
-        if self.blocks and len(self.blocks[-1].seen) < whole:
-            del self.blocks[-1]
+        """Forget the steps that are not over: they were broken off, or will be too late."""
+        self._dropped.update(self._open)
+        self._open.clear()
 
     @property
     def tokens(self) -> int:
@@ -104,21 +131,22 @@ class Recorder:
         """All that was recorded, as a trace."""
         if not self.blocks:
             raise TraceError("nothing was recorded: run the model between the start and the end of the recording")
-        ids = [block.token_ids for block in self.blocks]
-        guesses = [block.guesses for block in self.blocks if block.guesses is not None]
-        lengths = [len(block.experts) for block in self.blocks]
-        requests, request = np.unique(np.concatenate([block.request for block in self.blocks]), return_inverse=True)
+        blocks = sorted(self.blocks, key=lambda block: block.place)
+        ids = [block.token_ids for block in blocks]
+        guesses = [block.guesses for block in blocks if block.guesses is not None]
+        lengths = [len(block.experts) for block in blocks]
+        requests, request = np.unique(np.concatenate([block.request for block in blocks]), return_inverse=True)
         if labels and len(labels) != len(requests):
             raise TraceError(f"{len(labels)} labels for {len(requests)} requests: give one for each, or none")
         return Trace(
             shape=self.shape,
-            experts=np.concatenate([block.experts for block in self.blocks]),
+            experts=np.concatenate([block.experts for block in blocks]),
             request=request.astype(np.int32),
-            step=np.repeat(np.arange(len(self.blocks)), lengths).astype(np.int32),
-            phase=np.repeat([int(block.phase) for block in self.blocks], lengths).astype(np.uint8),
-            weights=np.concatenate([block.weights for block in self.blocks]),
+            step=np.repeat(np.arange(len(blocks)), lengths).astype(np.int32),
+            phase=np.repeat([int(block.phase) for block in blocks], lengths).astype(np.uint8),
+            weights=np.concatenate([block.weights for block in blocks]),
             token_ids=None if any(each is None for each in ids) else np.concatenate([i for i in ids if i is not None]),
-            guesses=np.concatenate(guesses) if len(guesses) == len(self.blocks) else None,
+            guesses=np.concatenate(guesses) if len(guesses) == len(blocks) else None,
             labels=labels,
             meta=self.meta,
         )

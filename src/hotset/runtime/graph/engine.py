@@ -28,7 +28,7 @@ from hotset.runtime.graph.device_table import DeviceTable
 from hotset.runtime.graph.experts import ExpertKernels
 from hotset.runtime.graph.plan import Plan
 from hotset.runtime.graph.side import DeviceSide, Gate, Shared
-from hotset.runtime.passes import Pass
+from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
 from hotset.trace.recorder import Recorder
@@ -44,7 +44,7 @@ class Unread(NamedTuple):
 
     side: DeviceSide
     number: int  # among the passes of that side
-    run: Pass
+    step: Step
     began: Any
     over: Any
     guessing: bool
@@ -66,7 +66,7 @@ class GraphEngine(DeviceEngine):
         self._thread = 0  # whose calls it serves: others go the host's way meanwhile, as soon as they may
         self._rehearsing = False
         self._unread: deque[Unread] = deque()
-        self._served: Pass | None = None  # the last pass that the device was given
+        self._served: set[int] = set()  # the steps under way that the device was given
         self._driver = "host"
         self._device_is_ahead = False
         self._handed: tuple[Any, ...] | None = None  # the host's changes that the device knows of; None before any
@@ -129,7 +129,7 @@ class GraphEngine(DeviceEngine):
         self._shared = None
         super().close()
 
-    def forward(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def forward(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts, by whoever drives this pass."""
         side = self._side
         if side is not None and self._thread == threading.get_ident():
@@ -141,17 +141,18 @@ class GraphEngine(DeviceEngine):
             if self._device_is_ahead:
                 self.take_back()
             self._handed = None
-            return super().forward(layer, hidden, index, weights)
+            return super().forward(step, layer, hidden, index, weights)
 
     @property
     def can_guess(self) -> bool:
         """Whether the device can fetch ahead at all."""
         return self.ahead is not None and self.ahead.size >= 2 and self.next_gate is not None
 
-    def guesses_in(self, run: Pass) -> bool:
-        """Whether something is fetched ahead in a pass: `auto` compares passes with guesses and passes without."""
-        guesser = self.guesser
-        return self.can_guess and not (isinstance(guesser, ForecastGuesser) and guesser.payoff.goes_without(run.number))
+    def guesses_in(self, step: Step) -> bool:
+        """Whether something is fetched ahead in a step: `auto` compares steps with guesses and steps without."""
+        if not self.can_guess or not isinstance(self.guesser, ForecastGuesser):
+            return self.can_guess
+        return not self.guesser.payoff.goes_without(step.number)
 
     def side_for(self, tokens: int) -> DeviceSide:
         """The kernels for passes of so many tokens."""
@@ -211,8 +212,10 @@ class GraphEngine(DeviceEngine):
         pin = None if self.supervisor is None else self.supervisor.warm_pin
         return self.controller.version, None if pin is None else (pin.state, len(pin.rounds))
 
-    def run(self, side: DeviceSide, launch: Callable[[], None], *, guessing: bool = False, timed: bool = True) -> None:
-        """Have the device serve the pass under way, and read the one before it meanwhile: that is over.
+    def run(
+        self, step: Step, side: DeviceSide, launch: Callable[[], None], *, guessing: bool = False, timed: bool = True
+    ) -> None:
+        """Have the device serve a step, and read the one before it meanwhile: that is over.
 
         What is recorded is read at once: whoever records looks at it between passes.
         """
@@ -222,19 +225,21 @@ class GraphEngine(DeviceEngine):
             began = self.streams.moment()
             try:
                 launch()
-                self._note_launch(side, began, guessing=guessing, timed=timed)
+                self._note_launch(step, side, began, guessing=guessing, timed=timed)
             except BaseException:
                 self.catch_up()
                 if side.is_unread():  # an interrupt came after the launch
-                    self._note_launch(side, began, guessing=guessing, timed=False)
+                    self._note_launch(step, side, began, guessing=guessing, timed=False)
                 raise
-            self._read_all(but=0 if self.recorder is not None else 1)
+            self._read_all(but=0 if self.recorder_of(step) is not None else 1)
 
-    def _note_launch(self, side: DeviceSide, began: Any, *, guessing: bool, timed: bool) -> None:
-        self._served, self._device_is_ahead = self.current, True
+    def _note_launch(self, step: Step, side: DeviceSide, began: Any, *, guessing: bool, timed: bool) -> None:
+        self._served.add(step.number)
+        self._device_is_ahead = True
         over = self.streams.moment()
         side.launched += 1
-        self._unread.append(Unread(side, side.launched, self.current, began, over, guessing, timed, self.recorder))
+        recorder = self.recorder_of(step)
+        self._unread.append(Unread(side, side.launched, step, began, over, guessing, timed, recorder))
 
     def catch_up(self) -> None:
         """Serve on the host, for its statistics, what the device has served last; waits for it."""
@@ -247,7 +252,7 @@ class GraphEngine(DeviceEngine):
             self._read(self._unread.popleft())
 
     def _read(self, unread: Unread) -> None:
-        missed = unread.side.read(unread.number, unread.run, unread.recorder)
+        missed = unread.side.read(unread.number, unread.step, unread.recorder)
         if unread.guessing and unread.side.ahead is not None:
             self._count_guesses(unread.side.tallies)
         seconds = self.streams.seconds_between(unread.began, unread.over)
@@ -255,13 +260,13 @@ class GraphEngine(DeviceEngine):
         if unread.timed and not self._is_of_other_kind(unread):  # else it says nothing of what guesses are worth
             evened = self._even_times(seconds, missed)
             if evened is not None:
-                self.tell_guesser(unread.run, evened)
+                self.tell_guesser(unread.step, evened)
 
     def _is_of_other_kind(self, unread: Unread) -> bool:
         """Whether a pass would be taken for one with guesses and had none, or the other way: all was decided anew."""
         if not isinstance(self.guesser, ForecastGuesser):
             return False
-        return unread.guessing == self.guesser.payoff.goes_without(unread.run.number)
+        return unread.guessing == self.guesser.payoff.goes_without(unread.step.number)
 
     def _count_guesses(self, tallies: list[int]) -> None:
         """Add what came of guesses since the last time."""
@@ -326,21 +331,27 @@ class GraphEngine(DeviceEngine):
         if side is not None:
             side.guessing, side.recording = guessing, recording
 
-    def end(self, run: Pass, seconds: float) -> None:
-        """Say that a pass is over, or on its way, and how long it took the host."""
+    def end(self, step: Step, seconds: float) -> None:
+        """Say that a step is over, or on its way, and how long it took the host."""
         if not self.owner.is_here:
             return
         with self._lock:
-            if run.phase == Phase.DECODE:
-                self._driver = "device" if run is self._served else "host"
+            if step.phase == Phase.DECODE:
+                self._driver = "device" if step.number in self._served else "host"
             if self._pins_by_itself and log_is_full(self.controller.usage, self.shape):
                 self.take_back()
-            super().end(run, seconds)
+            super().end(step, seconds)
+            self._served.discard(step.number)
 
-    def note_time(self, run: Pass, seconds: float) -> None:
-        """Take in how long a pass took; what the device serves is timed by it, and that is read later."""
-        if run is not self._served:
-            super().note_time(run, seconds)
+    def abandon(self, step: Step) -> None:
+        """Say that a step was broken off."""
+        super().abandon(step)
+        self._served.discard(step.number)
+
+    def note_time(self, step: Step, seconds: float) -> None:
+        """Take in how long a step took; what the device serves is timed by it, and that is read later."""
+        if step.number not in self._served:
+            super().note_time(step, seconds)
 
     def driven(self) -> dict[str, str]:
         """Who drove the last decode pass."""

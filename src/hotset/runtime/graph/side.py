@@ -15,14 +15,13 @@ import numpy.typing as npt
 import torch
 
 from hotset.errors import HotsetError
-from hotset.runtime.engine import requests_of
 from hotset.runtime.graph.ahead import DeviceAhead
 from hotset.runtime.graph.ahead_state import AheadState, Tallies
 from hotset.runtime.graph.device_table import DeviceTable
 from hotset.runtime.graph.experts import ExpertKernels, Phase
 from hotset.runtime.graph.gather import Gather
 from hotset.runtime.graph.plan import Plan
-from hotset.runtime.passes import Pass
+from hotset.runtime.step import Step
 from hotset.trace.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -262,8 +261,8 @@ class DeviceSide:
         found: list[int] = self._tallies.tolist()
         return found
 
-    def read(self, number: int, run: Pass, recorder: Recorder | None = None) -> int:
-        """Serve on the host the pass of this number, and record it; it must be over.
+    def read(self, number: int, step: Step, recorder: Recorder | None = None) -> int:
+        """Serve on the host a step, the pass of this number among those of this side, and record it; it must be over.
 
         Returns how many experts it missed.
         """
@@ -272,10 +271,11 @@ class DeviceSide:
         waited_s = np.diff(self._read_stamps.numpy(), axis=1)[:, 0] / 1e9
         for layer, row in enumerate(rows):
             if recorder is not None:
-                self._record(recorder, number, run, layer, row)
+                self._record(recorder, number, step, layer, row)
             experts, counts = self._counted(row)
             if len(experts):
-                missing = engine.controller.route(layer, experts, counts, self.tokens, run.phase, run.first_request)
+                engine.serve_request(step.first_request, layer)
+                missing = engine.controller.route(layer, experts, counts, self.tokens, step.phase, step.first_request)
                 if missing and engine.listener is not None:
                     engine.listener(layer, engine.controller.table.loads[:missing].copy())
                 engine.clock.loaded_bytes += missing * engine.catalog.layers[layer].layout.used_bytes
@@ -283,11 +283,11 @@ class DeviceSide:
                 missed += missing
         return missed
 
-    def _record(self, recorder: Recorder, number: int, run: Pass, layer: int, row: npt.NDArray[np.int16]) -> None:
+    def _record(self, recorder: Recorder, number: int, step: Step, layer: int, row: npt.NDArray[np.int16]) -> None:
         weights, said = self._kept[gate_key(self.engine.gate)].at(number % RING, layer)
         index = row.astype(np.int64).reshape(self.tokens, -1)
-        request = requests_of(run, self.tokens)
-        recorder.note(run.number, layer, index, weights, request, run.phase, run.token_ids, said)
+        request = step.requests(self.tokens)
+        recorder.note(step.number, layer, index, weights, request, step.phase, step.token_ids, said)
 
     def _counted(self, row: npt.NDArray[np.int16]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """The experts of an event in rising order, and how many tokens use each; one token uses each once."""

@@ -1,7 +1,9 @@
-"""Whose tokens a pass computes: every answer is a request of its own, also in a chat that keeps its cache."""
+"""Whose tokens a step computes: every answer is a request of its own, also in a chat that keeps its cache."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ pytest.importorskip("transformers")
 
 import hotset  # noqa: E402
 from hotset import Phase, reference  # noqa: E402
+from hotset.runtime.step import Step  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -20,19 +23,32 @@ def model() -> Any:
     loaded.hotset.close()
 
 
-def passes_of(model: Any, *calls: dict[str, Any]) -> list[tuple[int, Phase, int]]:
-    """The request, the phase and the length of every pass, requests counted from the first."""
-    seen: list[Any] = []
-    before, model.hotset.watcher.before_pass = model.hotset.watcher.before_pass, seen.append
-    for call in calls:
-        model.generate(max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0, **call)
-    model.hotset.watcher.before_pass = before
-    return [(run.first_request - seen[0].first_request, run.phase, run.length) for run in seen]
+def steps_of(model: Any, *calls: dict[str, Any]) -> list[tuple[int, Phase, int]]:
+    """The request, the phase and the length of every step, requests counted from the first."""
+    with ended(model) as seen:
+        for call in calls:
+            model.generate(max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0, **call)
+    return [(step.first_request - seen[0].first_request, step.phase, step.length) for step in seen]
+
+
+@contextmanager
+def ended(model: Any) -> Iterator[list[Step]]:
+    """The steps that the engine is told of."""
+    seen: list[Step] = []
+    end = model.hotset.engine.end
+
+    def watched(step: Step, seconds: float) -> None:
+        seen.append(step)
+        end(step, seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.hotset.engine, "end", watched)
+        yield seen
 
 
 def test_each_generate_is_a_request(model: Any) -> None:
     ids = torch.tensor([[5, 9, 31]])
-    found = passes_of(model, {"input_ids": ids}, {"input_ids": ids})
+    found = steps_of(model, {"input_ids": ids}, {"input_ids": ids})
     one = [(Phase.PREFILL, 3), (Phase.DECODE, 1), (Phase.DECODE, 1)]
     assert found == [(0, *each) for each in one] + [(1, *each) for each in one]
 
@@ -42,7 +58,7 @@ def test_a_turn_that_goes_on_with_the_cache_is_a_request_of_its_own(model: Any) 
 
     cache, ids = DynamicCache(config=model.config), torch.tensor([[5, 9, 31]])
     longer = torch.tensor([[5, 9, 31, 7, 8, 2, 4, 6]])
-    found = passes_of(
+    found = steps_of(
         model, {"input_ids": ids, "past_key_values": cache}, {"input_ids": longer, "past_key_values": cache}
     )
     assert [request for request, _, _ in found] == [0, 0, 0, 1, 1, 1]
@@ -53,20 +69,17 @@ def test_a_turn_that_goes_on_with_the_cache_is_a_request_of_its_own(model: Any) 
 def test_a_prompt_in_pieces_is_one_request(model: Any) -> None:
     from transformers import DynamicCache
 
-    seen: list[Any] = []
-    before, model.hotset.watcher.before_pass = model.hotset.watcher.before_pass, seen.append
     cache = DynamicCache(config=model.config)
-    for piece in ([5, 9, 31], [7, 8], [2], [4]):
-        with torch.no_grad():
+    with ended(model) as seen, torch.no_grad():
+        for piece in ([5, 9, 31], [7, 8], [2], [4]):
             model(input_ids=torch.tensor([piece]), past_key_values=cache, use_cache=True)
-    model.hotset.watcher.before_pass = before
-    assert len({run.first_request for run in seen}) == 1
-    assert [run.phase for run in seen] == [Phase.PREFILL, Phase.PREFILL, Phase.DECODE, Phase.DECODE]
+    assert len({step.first_request for step in seen}) == 1
+    assert [step.phase for step in seen] == [Phase.PREFILL, Phase.PREFILL, Phase.DECODE, Phase.DECODE]
 
 
 def test_a_batch_is_as_many_requests_as_it_has_rows(model: Any) -> None:
     ids = torch.tensor([[5, 9, 31], [7, 8, 2]])
-    found = passes_of(model, {"input_ids": ids}, {"input_ids": ids[:1]})
+    found = steps_of(model, {"input_ids": ids}, {"input_ids": ids[:1]})
     assert [request for request, _, _ in found] == [0, 0, 0, 2, 2, 2]
 
 
@@ -81,7 +94,7 @@ def test_an_interrupt_in_a_pass_does_not_end_the_counting(model: Any) -> None:
     with pytest.raises(KeyboardInterrupt), torch.no_grad():
         model(ids)
     handle.remove()
-    assert [phase for _, phase, _ in passes_of(model, {"input_ids": ids})] == [
+    assert [phase for _, phase, _ in steps_of(model, {"input_ids": ids})] == [
         Phase.PREFILL,
         Phase.DECODE,
         Phase.DECODE,

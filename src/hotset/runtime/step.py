@@ -1,0 +1,35 @@
+"""One forward pass of the whole model: whose tokens it computes, and in which phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.trace import Phase
+
+NO_REQUEST = 2**31 - 1
+"""What an event is served under that belongs to no forward pass; no request comes to this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass over a batch: a value, made once and handed down as an argument."""
+
+    number: int
+    batch: int
+    length: int  # new tokens of each sequence
+    phase: Phase
+    first_request: int
+    token_ids: npt.NDArray[np.int32] | None = None  # [batch * length], where the model was given ids
+    recording: int = 0  # the number of the recording that was on when it began; 0 if none was
+
+    def requests(self, tokens: int) -> npt.NDArray[np.int32]:
+        """Which request each token is of."""
+        request = self.first_request + np.repeat(np.arange(self.batch), self.length)
+        return (request if len(request) == tokens else np.full(tokens, self.first_request)).astype(np.int32)
+
+
+ANONYMOUS = Step(0, 1, 1, Phase.PREFILL, NO_REQUEST)
+"""What an MoE layer is called in outside of any forward pass of its model."""
