@@ -107,7 +107,7 @@ def call(words: list[str], scratch: Path, told: str = "E poi?\n") -> tuple[int, 
     paths[0].write_text(told)
     with _streams(paths):
         try:
-            code = end_well(lambda: app(words, standalone_mode=False))
+            code = end_well(lambda: app(words, standalone_mode=False, prog_name="hotset"))
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
     return code, *(path.read_bytes().decode("utf-8", "replace") for path in paths[1:])

@@ -20,7 +20,7 @@ def without_controls(text: str) -> str:
 
 def one_line(error: BaseException) -> str:
     """What a library said, in its first line and not too long; a single word is told with the error's class."""
-    lines = str(error).strip().splitlines() or [""]
-    first = printable(lines[0].strip())
-    text = first if " " in first else f"{type(error).__name__} {first}".strip()
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    first = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and lines[1:] else lines[0]
+    text = printable(first if " " in first else f"{type(error).__name__} {first}".strip())
     return text[:_MAX_LETTERS].rstrip(" .:")

@@ -64,4 +64,4 @@ def _options(
 
 def main() -> None:
     """Run the command line; the input's faults end in one line and exit code 2, its own in exit code 1."""
-    sys.exit(end_well(lambda: app(standalone_mode=False)))
+    sys.exit(end_well(lambda: app(standalone_mode=False, prog_name="hotset")))

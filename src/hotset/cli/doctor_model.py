@@ -28,6 +28,7 @@ def peek(place: str) -> Found:
     from transformers import AutoModelForCausalLM
 
     from hotset.models.lean import LeanLoad, lean_loading
+    from hotset.models.plausible import refuse_absurd_sizes
 
     found: list[Found] = []
 
@@ -35,6 +36,7 @@ def peek(place: str) -> Found:
         found.append(_found(model, sites, catalog))
         raise _Enough
 
+    refuse_absurd_sizes(place)
     try:
         with lean_loading(LeanLoad(keep=stop)):
             AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=False)

@@ -120,7 +120,9 @@ Learn = Annotated[
 ]
 LearnEvery = Annotated[
     float,
-    typer.Option("--learn-every", metavar="MINUTES", help="How often to save it.", min=0.01, rich_help_panel=_LEARNING),
+    typer.Option(
+        "--learn-every", metavar="MINUTES", help="How often to save it.", min=0.01, max=1e6, rich_help_panel=_LEARNING
+    ),
 ]
 Prior = Annotated[
     int,
@@ -129,6 +131,7 @@ Prior = Annotated[
         metavar="TOKENS",
         help="How many tokens of evidence a profile is worth.",
         min=0,
+        max=10**9,
         rich_help_panel=_LEARNING,
     ),
 ]

@@ -1,6 +1,6 @@
 """Renders chat templates in a process of its own: they are programs from a model's folder, and may ask for anything.
 
-`python -m hotset.cli.template_worker` reads a JSON document per line from stdin and answers each with one on stdout.
+`python -m hotset.cli.template_worker [CPU_S]` answers every JSON document, a line of stdin each, with one on stdout.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_LETTERS = 64 * 1024**2
 _MORE_MEMORY_BYTES = 1024**3
-_MORE_CPU_S = 20
+CPU_S = 10
 
 
 def main() -> None:
@@ -20,9 +20,10 @@ def main() -> None:
     _ignore_interrupts()
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    cpu_s = int(sys.argv[1]) if sys.argv[1:] else CPU_S
     _limit_memory()
     for line in sys.stdin.buffer:
-        _limit_time()
+        _limit_time(cpu_s)
         sys.stdout.write(json.dumps(_answer(render_jinja_template, json.loads(line))) + "\n")
         sys.stdout.flush()
 
@@ -63,14 +64,14 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + _MORE_MEMORY_BYTES, hard))
 
 
-def _limit_time() -> None:
+def _limit_time(cpu_s: int) -> None:
     """So many seconds of work for the next answer; then the system ends this process."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         used = resource.getrusage(resource.RUSAGE_SELF)
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + _MORE_CPU_S, hard))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + cpu_s, hard))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
-from hotset.cli.template_worker import MAX_LETTERS
+from hotset.cli.template_worker import CPU_S, MAX_LETTERS
 from hotset.errors import HotsetError, ModelError
 from hotset.text import printable
 
@@ -25,7 +25,8 @@ _MAX_WHY = 200
 class TemplateWorker:
     """The process that renders; it is started when it is wanted, and again after a template has killed it."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_s: int = CPU_S) -> None:
+        self._cpu_s = cpu_s  # for one conversation
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
@@ -68,7 +69,7 @@ class TemplateWorker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._stop()
-            self._process = _spawn()
+            self._process = _spawn(self._cpu_s)
         return self._process
 
     def _stop(self) -> None:
@@ -91,12 +92,12 @@ def worker() -> TemplateWorker:
     return made
 
 
-def _spawn() -> subprocess.Popen[bytes]:
+def _spawn(cpu_s: int) -> subprocess.Popen[bytes]:
     """Start with this process's paths for imports, and without the current folder's."""
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "hotset.cli.template_worker"],
+        return subprocess.Popen(  # noqa: S603 - this interpreter and our own module
+            [sys.executable, "-P", "-m", "hotset.cli.template_worker", str(cpu_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

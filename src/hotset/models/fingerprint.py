@@ -12,6 +12,7 @@ import torch
 from hotset.errors import ModelError
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.packed import check_if_packed
+from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import dequantising
 from hotset.models.site import Site
 from hotset.profile import Fingerprint
@@ -37,6 +38,7 @@ def fingerprint_of_folder(path: str | Path) -> Fingerprint:
 
     lean = LeanLoad(keep=lambda *_: False)
     check_if_packed(Path(path))
+    refuse_absurd_sizes(str(path))
     extra, _ = dequantising(str(path), {})
     with lean_loading(lean):
         model = AutoModelForCausalLM.from_pretrained(str(path), **({"dtype": "auto"} | extra))

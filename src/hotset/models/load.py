@@ -13,6 +13,7 @@ from hotset.models.connect import connect, watch
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.learning import LEARN_EVERY_S, Learning, begin_or_close
 from hotset.models.packed import check_if_packed
+from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import dequantising
 from hotset.shape import Budget
 
@@ -64,6 +65,7 @@ def load(
     known = learning.read()
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)
+    refuse_absurd_sizes(str(model))
     extra, notes = dequantising(str(model), options)
     checked = check_if_packed(Path(model))
     with lean_loading(lean):

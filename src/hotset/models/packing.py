@@ -18,6 +18,7 @@ from hotset.errors import HotsetError, ModelError
 from hotset.models.checkpoint import read_headers
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.packed import dtype_name
+from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.site import Site
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
@@ -108,6 +109,7 @@ def survey(model: str, dtype: str | None = None, auto_class: Any = None) -> Surv
     """Find the experts of a checkpoint as `load` would, on a model without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    refuse_absurd_sizes(model)
     found = Survey(keep=lambda *_: False)
 
     def stop(built: Any, sites: list[Site], catalog: Catalog) -> bool:
