@@ -47,6 +47,7 @@ def chat(
     allow_foreign: opt.AllowForeign = False,
     pin: opt.Pin = None,
     warm_pin: opt.WarmPin = "off",
+    trust_remote_code: opt.TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Talk with a model; through a pipe every line is a turn.
@@ -60,7 +61,7 @@ def chat(
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
         profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine,
+        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

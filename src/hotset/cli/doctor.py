@@ -23,6 +23,7 @@ def doctor(
     path: Annotated[
         Path | None, typer.Option(help="Measure the disk under this folder.", show_default="the model's, or this one")
     ] = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Look at this machine: versions, memory, GPUs, the speed of the disk, and what hotset will use and why.
@@ -31,7 +32,7 @@ def doctor(
     """
     if path is not None and not path.is_dir():
         raise HotsetError(f"there is no folder {path}: give one on the disk to measure")
-    report = examine(model, path)
+    report = examine(model, path, trust_remote_code)
     if as_json:
         emit(report, True)
         return
@@ -40,12 +41,12 @@ def doctor(
     emit({}, False, *report_views(report))
 
 
-def examine(model: str | None, path: Path | None) -> dict[str, Any]:
+def examine(model: str | None, path: Path | None, trust_remote_code: bool = False) -> dict[str, Any]:
     """All findings; what cannot be found out says why and keeps nothing else from being told."""
     from hotset.cli import doctor_machine as machine
     from hotset.cli.doctor_choices import choices
 
-    found, about = _model(model)
+    found, about = _model(model, trust_remote_code)
     report: dict[str, Any] = {
         "software": _probe(machine.software),
         "processor": _probe(machine.processor),
@@ -66,7 +67,7 @@ def _probe(ask: Callable[[], Any]) -> Any:
         return {"unknown": str(error) or type(error).__name__}
 
 
-def _model(model: str | None) -> tuple[Found | None, dict[str, Any] | None]:
+def _model(model: str | None, trust_remote_code: bool) -> tuple[Found | None, dict[str, Any] | None]:
     """What a model needs; one that does not exist is an error, one that cannot be run a finding."""
     if model is None:
         return None, None
@@ -79,7 +80,7 @@ def _model(model: str | None) -> tuple[Found | None, dict[str, Any] | None]:
     def look() -> Found:
         quieten()
         with translate_errors(place, "load the model", LOADING):
-            return peek(place)
+            return peek(place, trust_remote_code)
 
     found = _probe(look)
     return (None, {"model": model} | found) if isinstance(found, dict) else (found, needs(model, found))

@@ -23,7 +23,7 @@ class _Enough(Exception):  # noqa: N818 - not an error: all is known that was as
     pass
 
 
-def peek(place: str) -> Found:
+def peek(place: str, trust_remote_code: bool = False) -> Found:
     """Begin to load a model, and stop where its experts are known and nothing has been read."""
     from transformers import AutoModelForCausalLM
 
@@ -39,7 +39,7 @@ def peek(place: str) -> Found:
     refuse_absurd_sizes(place)
     try:
         with lean_loading(LeanLoad(keep=stop)):
-            AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=False)
+            AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust_remote_code)
     except _Enough:
         return found[0]
     from hotset.errors import ModelError

@@ -67,7 +67,9 @@ def _explain(place: str, what: str, remedy: str, error: BaseException) -> str:
     if "connect" in text and not Path(place).is_dir():
         return _unreachable(place)
     if "trust_remote_code" in text:
-        return f"{place} needs code of its own, which hotset does not run: use a model that transformers supports"
+        from hotset.models.own_code import needs_own_code
+
+        return needs_own_code(place)
     if "does not recognize this architecture" in text:
         return f"the installed transformers does not know the architecture of {place}: pip install -U transformers"
     if "ignore_mismatched_sizes" in text:

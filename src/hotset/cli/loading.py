@@ -42,6 +42,7 @@ class Wanted:
     warm_pin: str = "off"
     prefetch: str = "auto"
     engine: str = "auto"
+    trust_remote_code: bool = False
     observe: bool = False  # count what is routed even where all experts fit
 
     @property
@@ -97,9 +98,9 @@ def _load(wanted: Wanted, leaving: Leaving) -> Loaded:
     """Everything in the order in which its faults are cheapest to find."""
     _check(wanted)
     place = locate(wanted.model)
-    _check_config(place)
+    _check_config(place, wanted.trust_remote_code)
     leaving.check()
-    tokenizer = load_tokenizer(place)
+    tokenizer = load_tokenizer(place, wanted.trust_remote_code)
     if getattr(tokenizer, "chat_template", None):
         worker().start()
     leaving.check()
@@ -126,14 +127,14 @@ def locate(model: str | None) -> str:
     return model
 
 
-def load_tokenizer(place: str) -> Any:
+def load_tokenizer(place: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model, or an error if it has none."""
     from transformers import AutoTokenizer
 
     quieten()
     remedy = "check tokenizer.json and tokenizer_config.json, or download them again"
     with translate_errors(place, "load the tokenizer", remedy):
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ModelError(f"{place} has no tokenizer: copy tokenizer.json and tokenizer_config.json beside the weights")
     return tokenizer
@@ -190,13 +191,13 @@ def _check_profile(wanted: Wanted) -> None:
         raise HotsetError("--pin needs to know which experts are hot: name a --profile")
 
 
-def _check_config(place: str) -> None:
+def _check_config(place: str, trust_remote_code: bool) -> None:
     _need_transformers()
     from transformers import AutoConfig
 
     quieten()
     with translate_errors(place, "load the config", "check config.json, or download it again"):
-        AutoConfig.from_pretrained(place, trust_remote_code=False)
+        AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
 
 
 def _load_model(place: str, wanted: Wanted) -> Any:
@@ -220,7 +221,7 @@ def _load_model(place: str, wanted: Wanted) -> Any:
             warm_pin=wanted.warm_pin,
             prefetch=wanted.prefetch,
             engine=wanted.engine,
-            trust_remote_code=False,
+            trust_remote_code=wanted.trust_remote_code,
         )
     if wanted.observe:
         model.hotset.observe()

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hotset.cli import run_options as opt
 from hotset.cli.output import JsonFlag, SafeConsole, emit, note
 from hotset.errors import HotsetError
 
@@ -30,6 +31,7 @@ def pack(
         Path | None,
         typer.Option(metavar="DIR", help="Read a pack again and check every digest, instead.", show_default=False),
     ] = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Rewrite a model so that one direct read fetches one expert.
@@ -51,10 +53,10 @@ def pack(
             "give a model and the folder to write: hotset pack MODEL -o DIR (or: hotset pack --verify DIR)"
         )
     _refuse(dtype not in DTYPES, f"no type is called {dtype}: use {', '.join(DTYPES)}")
-    _pack(model, out, dtype, as_json)
+    _pack(model, out, dtype, trust_remote_code, as_json)
 
 
-def _pack(model: str, out: Path, dtype: str, as_json: bool) -> None:
+def _pack(model: str, out: Path, dtype: str, trust_remote_code: bool, as_json: bool) -> None:
     from hotset.cli.faults import LOADING, translate_errors
     from hotset.cli.loading import locate, quieten
     from hotset.shape import format_size
@@ -67,7 +69,7 @@ def _pack(model: str, out: Path, dtype: str, as_json: bool) -> None:
     except ModuleNotFoundError as error:
         raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
     with _bytes_bar("packing") as progress, translate_errors(place, "pack the model", LOADING):
-        report = write(place, out, dtype=dtype, progress=progress)
+        report = write(place, out, dtype=dtype, progress=progress, trust_remote_code=trust_remote_code)
     document = dataclasses.asdict(report) | {"folder": str(report.folder), "bytes": report.size_bytes}
     del document["size_bytes"]
     told = "is a complete pack of this model already" if report.complete_already else "written and read back"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli.output import JsonFlag, emit, note
+from hotset.cli.run_options import TrustRemoteCode
 from hotset.errors import HotsetError, ProfileError
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ def make(
     model: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="The folder of the model that the trace is of.")
     ] = None,
+    trust_remote_code: TrustRemoteCode = False,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -166,13 +168,13 @@ def make(
 
     target = _target(out, force)
     loaded = load_trace(trace)
-    profile = profile_of(loaded, _fingerprint(loaded, trace, model))
+    profile = profile_of(loaded, _fingerprint(loaded, trace, model, trust_remote_code))
     if not profile.fingerprint.digest:
         note("the trace does not say which weights it is of: using the profile needs --allow-foreign, or pass --model")
     _save(replace(profile, meta={"trace": str(trace)}), out, target, as_json)
 
 
-def _fingerprint(trace: Trace, named: Path, model: Path | None) -> Fingerprint:
+def _fingerprint(trace: Trace, named: Path, model: Path | None, trust_remote_code: bool) -> Fingerprint:
     """Which model the trace is of: as the person says, as the trace says, or as it ships with hotset."""
     from hotset.cli.traces import PREFIX
     from hotset.profile import Fingerprint
@@ -184,12 +186,12 @@ def _fingerprint(trace: Trace, named: Path, model: Path | None) -> Fingerprint:
 
         model = path()
     if model is not None:
-        return _fingerprint_of(str(model))
+        return _fingerprint_of(str(model), trust_remote_code)
     architecture, digest = (printable(trace.meta.get(key, ""))[:MAX_TEXT] for key in ("architecture", "digest"))
     return Fingerprint(architecture or "unknown", digest)
 
 
-def _fingerprint_of(model: str) -> Fingerprint:
+def _fingerprint_of(model: str, trust_remote_code: bool) -> Fingerprint:
     from hotset.cli.faults import LOADING, translate_errors
     from hotset.cli.loading import locate, quieten
     from hotset.models.fingerprint import fingerprint_of_folder
@@ -197,7 +199,7 @@ def _fingerprint_of(model: str) -> Fingerprint:
     place = locate(model)
     quieten()
     with translate_errors(place, "load the model", LOADING):
-        return fingerprint_of_folder(place)
+        return fingerprint_of_folder(place, trust_remote_code=trust_remote_code)
 
 
 def _entry(name: str, path: Path) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def record(
     top_p: opt.TopP = None,
     seed: opt.Seed = 0,
     chat: opt.UseTemplate = None,
+    trust_remote_code: opt.TrustRemoteCode = False,
     force: opt.Force = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -63,7 +64,7 @@ def record(
     found = read_prompts(prompts, limit)
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
-        engine=engine,
+        engine=engine, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

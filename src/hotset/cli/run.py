@@ -44,6 +44,7 @@ def run(
     allow_foreign: opt.AllowForeign = False,
     pin: opt.Pin = None,
     warm_pin: opt.WarmPin = "off",
+    trust_remote_code: opt.TrustRemoteCode = False,
     stats: opt.Stats = False,
     plot: opt.Plot = None,
     force: opt.Force = False,
@@ -66,7 +67,8 @@ def run(
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
         profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, observe=stats or plot is not None,
+        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine,
+        trust_remote_code=trust_remote_code, observe=stats or plot is not None,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

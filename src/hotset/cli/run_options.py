@@ -20,6 +20,10 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python code that a model brings along; never without this option."),
+]
 Memory = Annotated[
     str,
     typer.Option(help='Memory for experts: "8GiB", "25%" of them, "1536 slots", or auto.', rich_help_panel=_MEMORY),

@@ -11,6 +11,7 @@ import torch
 
 from hotset.errors import ModelError
 from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import dequantising
@@ -32,16 +33,18 @@ def fingerprint_of(model: Any, sites: Sequence[Site]) -> Fingerprint:
     return Fingerprint(str(architecture), digest.hexdigest())
 
 
-def fingerprint_of_folder(path: str | Path) -> Fingerprint:
+def fingerprint_of_folder(path: str | Path, *, trust_remote_code: bool = False) -> Fingerprint:
     """The fingerprint of a checkpoint; its experts are not read."""
     from transformers import AutoModelForCausalLM
 
     lean = LeanLoad(keep=lambda *_: False)
     check_if_packed(Path(path))
     refuse_absurd_sizes(str(path))
-    extra, _ = dequantising(str(path), {})
-    with lean_loading(lean):
-        model = AutoModelForCausalLM.from_pretrained(str(path), **({"dtype": "auto"} | extra))
+    options = {"dtype": "auto", "trust_remote_code": trust_remote_code}
+    with refusing_own_code(str(path)):
+        extra, _ = dequantising(str(path), options)
+        with lean_loading(lean):
+            model = AutoModelForCausalLM.from_pretrained(str(path), **(options | extra))
     if not lean.sites:
         raise ModelError(f"{path} was not loaded from safetensors files: save it once with save_pretrained")
     return fingerprint_of(model, lean.sites)

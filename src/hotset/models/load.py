@@ -12,6 +12,7 @@ from hotset.models.choose import Chooser, Settings
 from hotset.models.connect import connect, watch
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.learning import LEARN_EVERY_S, Learning, begin_or_close
+from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import dequantising
@@ -46,7 +47,7 @@ def load(
     `model` is a folder or a hub id; `memory` is a size ("8GiB"), a share of the experts ("25%"), a number of slots or
     "auto". `profile` names what to start warm from, `learn` what to write down what is learnt in, `pin` a share of the
     slots to keep for the hottest. `options` go to `from_pretrained`; with `output_loading_info=True` it is a pair of
-    the model and what the library says of its weights.
+    the model and what the library says of its weights. A model's own code runs with `trust_remote_code=True` only.
     """
     from transformers import AutoModelForCausalLM
 
@@ -66,11 +67,13 @@ def load(
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)
     refuse_absurd_sizes(str(model))
-    extra, notes = dequantising(str(model), options)
+    options = {"dtype": "auto", "trust_remote_code": False} | options  # the library's default is to ask
+    with refusing_own_code(str(model)):
+        extra, notes = dequantising(str(model), options)
     checked = check_if_packed(Path(model))
-    with lean_loading(lean):
+    with refusing_own_code(str(model)), lean_loading(lean):
         chosen = auto_class or AutoModelForCausalLM
-        found: Any = chosen.from_pretrained(str(model), **({"dtype": "auto"} | extra | options))
+        found: Any = chosen.from_pretrained(str(model), **(extra | options))
     loaded = found[0] if isinstance(found, tuple) else found
     if lean.sites is None or lean.catalog is None or chooser.plan is None:
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")

@@ -17,6 +17,7 @@ import numpy as np
 from hotset.errors import HotsetError, ModelError
 from hotset.models.checkpoint import read_headers
 from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import dtype_name
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.site import Site
@@ -83,12 +84,13 @@ def pack(
     dtype: str | None = None,
     progress: Progress | None = None,
     auto_class: Any = None,
+    trust_remote_code: bool = False,
 ) -> PackReport:
     """Pack a checkpoint into a folder that loads like it; goes on with what an interrupted run has left."""
     began, target = time.perf_counter(), Path(out).absolute()
     if target.exists() and not is_packed(target):
         raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
-    found = survey(str(model), dtype, auto_class)
+    found = survey(str(model), dtype, auto_class, trust_remote_code=trust_remote_code)
     folder = _folder_of(str(model))
     plan = _plan(found, folder, str(model))
     if target.exists():
@@ -105,7 +107,7 @@ def pack(
     return _report(target, plan, began, resumed=resumed)
 
 
-def survey(model: str, dtype: str | None = None, auto_class: Any = None) -> Survey:
+def survey(model: str, dtype: str | None = None, auto_class: Any = None, *, trust_remote_code: bool = False) -> Survey:
     """Find the experts of a checkpoint as `load` would, on a model without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -119,10 +121,12 @@ def survey(model: str, dtype: str | None = None, auto_class: Any = None) -> Surv
 
     found.keep = stop
     try:
-        with suppress(_EnoughError), lean_loading(found):
-            config = AutoConfig.from_pretrained(model)
+        with suppress(_EnoughError), refusing_own_code(model), lean_loading(found):
+            config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
             _widen(getattr(config, "quantization_config", None))
-            (auto_class or AutoModelForCausalLM).from_pretrained(model, config=config, dtype=dtype or "auto")
+            (auto_class or AutoModelForCausalLM).from_pretrained(
+                model, config=config, dtype=dtype or "auto", trust_remote_code=trust_remote_code
+            )
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the model {model}: {str(error).strip().partition(chr(10))[0]}") from error
     if found.catalog is None:

@@ -16,7 +16,7 @@ def dequantising(model: str, options: dict[str, Any]) -> tuple[dict[str, Any], l
 
     if "quantization_config" in options:
         return {}, []
-    hub = {key: options[key] for key in _HUB if key in options}
+    hub = {"trust_remote_code": False} | {key: options[key] for key in _HUB if key in options}
     config = options.get("config") or transformers.AutoConfig.from_pretrained(model, **hub)
     method = _method(config)
     if method is None:
