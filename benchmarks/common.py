@@ -76,7 +76,7 @@ def publish(name: str, figures: dict[str, Any]) -> None:
     """Write the result as JSON for the repository, and say where it is."""
     document = {
         "benchmark": name,
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_shown(sys.argv[1:])]),
+        "command": " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *_shown(sys.argv[1:])]),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         **figures,

@@ -7,12 +7,16 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hotset.checks import number, put, whole
+from hotset.checks import text as checked
 from hotset.errors import BudgetError, HotsetError
 
 MAX_LAYERS = 4096
 MAX_EXPERTS = 32767
 MAX_GRID = 1 << 20
+MAX_SLOTS = 1 << 60
 
+_MOST_DIGITS = 18
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -37,18 +41,15 @@ class ModelShape:
     expert_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.layers <= MAX_LAYERS:
-            raise HotsetError(f"a model needs 1 to {MAX_LAYERS} MoE layers, not {self.layers}")
-        if not 1 <= self.experts <= MAX_EXPERTS:
-            raise HotsetError(f"a layer needs 1 to {MAX_EXPERTS} experts, not {self.experts}")
+        put(self, layers=whole(self.layers, "the MoE layers of a model", 1, MAX_LAYERS))
+        put(self, experts=whole(self.experts, "the experts of a layer", 1, MAX_EXPERTS))
         if self.layers * self.experts > MAX_GRID:
             raise HotsetError(
                 f"{self.layers} x {self.experts} experts is more than {MAX_GRID:,}, the most hotset handles"
             )
-        if not 1 <= self.top_k <= self.experts:
-            raise HotsetError(f"top_k must be 1 to {self.experts} (the experts of a layer), not {self.top_k}")
-        if self.expert_bytes is not None and not 1 <= self.expert_bytes < 1 << 60:
-            raise HotsetError(f"expert_bytes must be a positive number of bytes, not {self.expert_bytes}")
+        put(self, top_k=whole(self.top_k, "top_k", 1, self.experts))
+        if self.expert_bytes is not None:
+            put(self, expert_bytes=whole(self.expert_bytes, "expert_bytes", 1, (1 << 60) - 1))
 
     @property
     def total_experts(self) -> int:
@@ -69,11 +70,21 @@ class Budget:
     fraction: float | None = None
     slots: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.size_bytes is not None:
+            put(self, size_bytes=whole(self.size_bytes, "the bytes of a budget", 0, 1 << 60, BudgetError))
+        if self.fraction is not None:
+            put(self, fraction=number(self.fraction, "the share of a budget", 0, 1, BudgetError))
+        if self.slots is not None:
+            put(self, slots=whole(self.slots, "the slots of a budget", 0, MAX_SLOTS, BudgetError))
+
     @classmethod
     def parse(cls, text: str) -> Budget:
         """Read "8GiB", "25%" or "1536 slots"."""
-        word = text.strip()
+        word = checked(text, "a budget", BudgetError).strip()
         if match := _SLOTS.fullmatch(word):
+            if len(match[1]) > _MOST_DIGITS:
+                raise BudgetError(f"a budget of a number with {len(match[1])} digits of slots is beyond any memory")
             return cls(slots=int(match[1]))
         if match := _PERCENT.fullmatch(word):
             return cls(fraction=_percent(float(match[1]), text))

@@ -69,7 +69,7 @@ def test_plots(tmp_path: Path, suffix: str) -> None:
     [
         (("-f", "nonsense"), 'no forecast is called "nonsense"'),
         (("-d", "one"), 'cannot read the distances "one"'),
-        (("-d", "9"), "a distance is 1 to 3 layers"),
+        (("-d", "9"), "a distance in layers must be a whole number from 1 to 3"),
         (("--plot", "x.gif"), ".png"),
     ],
 )

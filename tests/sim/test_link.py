@@ -68,7 +68,7 @@ def test_phases_are_apart():
     ],
 )
 def test_a_link_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(HotsetError, match="a link needs a speed"):
+    with pytest.raises(HotsetError, match=r"a link needs a speed|of a link must be"):
         Link(**{"bytes_per_s": 1e9, "compute_s": 1e-3, **wrong})
 
 

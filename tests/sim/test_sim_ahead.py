@@ -389,7 +389,7 @@ def test_distances_beyond_those_known_are_refused(distances: int) -> None:
         "except HotsetError as error: print('refused:', error)",
     ]  # fmt: skip
     ended = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
-    assert "refused: guesses reach 1 to 3 layers ahead" in ended.stdout
+    assert "refused: the layers that guesses reach ahead must be a whole number from 1 to 3" in ended.stdout
 
 
 @pytest.mark.parametrize("forecast", ["off", "oracle", "previous"])

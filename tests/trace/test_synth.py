@@ -153,7 +153,7 @@ def test_requests_of_one_topic_are_alike() -> None:
         ({"seed": True}, "seed must be"),
         ({"layers": "4"}, "layers must be"),
         ({"expert_bytes": 1.5}, "expert_bytes must be"),
-        ({"top_k": 99}, "top_k must be 1 to 64"),
+        ({"top_k": 99}, "top_k must be a whole number from 1 to 64"),
         ({"requests": 10**9}, "fewer requests"),
         ({"localty": 0.5}, '"localty" is not a parameter'),
     ],

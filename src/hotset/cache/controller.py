@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +15,14 @@ from hotset.cache.kernel import kernels_of
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.cache.table import COMING, FOREVER, make_table
 from hotset.cache.usage import make_usage
+from hotset.checks import choice, instance, shown, whole
 from hotset.errors import BudgetError, HotsetError
 from hotset.policies import Admit, Grid, Policy, restore_state, save_state
 from hotset.shape import ExpertKey
 from hotset.trace import Event, Phase
 from hotset.trace.events import EventTable
 
+_MOST_TOKENS = (1 << 31) - 1
 _LESSONS = 8  # parts in which a past is taught, so that a sliding window forgets it bit by bit
 
 
@@ -49,9 +53,9 @@ class Controller:
     """A residency under one policy: looks events up as a whole, keeps the budget, never evicts what runs."""
 
     def __init__(self, plan: SlotPlan, policy: Policy, *, prefill: Admit = Admit.FREE) -> None:
-        self.plan = plan
-        self.policy = policy
-        self.prefill = prefill
+        self.plan = instance(plan, SlotPlan, "the plan of a cache")
+        self.policy = instance(policy, Policy, "the policy of a cache")
+        self.prefill = choice(prefill, Admit, "the admission of prefill")
         self.state = policy.start(plan.shape)
         self.table = make_table(plan, floors=policy.admission is not Admit.LATE)
         self.usage = make_usage(plan.shape)
@@ -65,13 +69,23 @@ class Controller:
 
     def serve(self, event: Event) -> Served:
         """Serve one event and say in plain words what happened."""
-        for expert in event.experts:
-            self._known(ExpertKey(event.layer, expert))
+        self._check(event)
         experts = np.array(event.experts, np.int32)
         counts = np.array(event.counts, np.int32)
         missing = self.route(event.layer, experts, counts, event.tokens, event.phase)
         rows = self.table.loads[:missing].tolist()
         return Served(len(experts) - missing, tuple(_load(event.layer, row) for row in rows))
+
+    def _check(self, event: Event) -> None:
+        """Refuse an event that the compiled code could not serve."""
+        for expert in event.experts:
+            self._known(ExpertKey(event.layer, expert))
+        rising = all(lower < higher for lower, higher in pairwise(event.experts))
+        if not (event.experts and rising and len(event.counts) == len(event.experts)):
+            raise HotsetError("an event names at least one expert, each once and in rising order, and a count of each")
+        choice(event.phase, Phase, "the phase of an event")
+        for number in (event.tokens, *event.counts):
+            whole(number, "the tokens of an event", 1, _MOST_TOKENS)
 
     def route(
         self,
@@ -99,6 +113,7 @@ class Controller:
         """Serve all events in order in compiled code; the counters are those of these events alone."""
         if (events.shape.layers, events.shape.experts) != (self.plan.shape.layers, self.plan.shape.experts):
             raise HotsetError("these events are of a model of another shape than this cache")
+        events.check()
         self.state = self.policy.foresee(self.state, events)
         before = Counters(self.table.counters.copy())
         misses = np.zeros(len(events), np.int32)
@@ -127,6 +142,7 @@ class Controller:
     def preload(self, scores: Grid) -> int:
         """Seat the highest-scored experts in empty slots, best first; returns how many sat down."""
         self.changing()
+        scores = self._grid(scores)
         order = np.argsort(-scores, axis=None, kind="stable")
         order = order[scores.reshape(-1)[order] > 0]
         layers, experts = np.divmod(order, self.plan.shape.experts)
@@ -159,6 +175,7 @@ class Controller:
     def teach(self, rates: Grid, tokens: int) -> None:
         """Let the policy start as if a prompt of so many tokens had used the experts at these rates."""
         self.changing()
+        rates = self._grid(rates)
         hottest_last = np.argsort(np.argsort(rates, axis=1, kind="stable"), axis=1)
         fresh = self.table.last == 0  # among equals the hotter counts as used later, which is all that recency can know
         self.table.last[fresh] = (hottest_last - rates.shape[1])[fresh]
@@ -211,10 +228,20 @@ class Controller:
         self.changing()
         restore_state(self.state, saved)
 
+    def _grid(self, values: object) -> Grid:
+        """One number for each expert of this cache's model."""
+        shape = (self.plan.shape.layers, self.plan.shape.experts)
+        if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind not in "biuf":
+            raise HotsetError(f"a grid of numbers of shape {shape} is needed, not {shown(values)}")
+        return np.asarray(values, np.float64)
+
     def _known(self, key: ExpertKey) -> ExpertKey:
-        layer, expert = key
-        if not (0 <= layer < self.plan.shape.layers and 0 <= expert < self.plan.shape.experts):
-            shape = self.plan.shape
+        shape = self.plan.shape
+        try:
+            layer, expert = map(operator.index, key)
+        except (TypeError, ValueError):
+            raise HotsetError(f"an expert is named by the numbers of its layer and its own, not {shown(key)}") from None
+        if not (0 <= layer < shape.layers and 0 <= expert < shape.experts):
             raise HotsetError(
                 f"layer {layer}, expert {expert} does not exist: "
                 f"the model has layers 0 to {shape.layers - 1} and experts 0 to {shape.experts - 1}"

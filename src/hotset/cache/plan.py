@@ -8,8 +8,9 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from hotset.checks import choice, instance, put, whole
 from hotset.errors import BudgetError
-from hotset.shape import ModelShape, format_size
+from hotset.shape import MAX_SLOTS, ModelShape, format_size
 
 
 class Scope(StrEnum):
@@ -35,10 +36,11 @@ class SlotPlan:
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        if self.staging < 0:
-            raise BudgetError(f"staging cannot be negative: {self.staging}")
-        if self.ahead < 0:
-            raise BudgetError(f"slots for guesses cannot be negative: {self.ahead}")
+        instance(self.shape, ModelShape, "the shape of a plan")
+        put(self, scope=choice(self.scope, Scope, "the scope"))
+        put(self, slots=whole(self.slots, "the slots of a plan", -MAX_SLOTS, MAX_SLOTS, BudgetError))
+        put(self, staging=whole(self.staging, "staging", 0, MAX_SLOTS, BudgetError))
+        put(self, ahead=whole(self.ahead, "the number of slots for guesses", 0, MAX_SLOTS, BudgetError))
         if self.slots < self.shape.top_k:
             raise BudgetError(
                 f"a budget of {self.slots} slots cannot hold one event ({self.shape.top_k} experts); "

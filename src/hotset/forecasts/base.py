@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from numba import njit
 
 from hotset.errors import PolicyError
+from hotset.policies.base import check_options
 from hotset.shape import ModelShape
 
 MAX_DISTANCE = 3
@@ -60,6 +61,7 @@ class Forecast:
     needs: ClassVar[str] = ""  # what a trace must hold beside the experts: "guesses" or "token_ids"
 
     def __post_init__(self) -> None:
+        check_options(self)
         self.check()
 
     def check(self) -> None:

@@ -10,6 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from hotset.checks import text
 from hotset.errors import PolicyError
 from hotset.policies.base import Admit, Ask, Grid, Policy, restore_state, save_state
 
@@ -25,15 +26,15 @@ def names() -> list[str]:
 
 def parse(spec: str) -> Policy:
     """Make a policy from text: a name, then options, as in "decay:half_life=8"."""
-    name, _, rest = spec.strip().partition(":")
+    name, _, rest = text(spec, "a policy", PolicyError).strip().partition(":")
     if name not in names():
-        raise PolicyError(f'no policy is called "{name}"; there are {", ".join(names())}')
+        raise PolicyError(f'no policy is called "{name:.60}"; there are {", ".join(names())}')
     cls: type[Policy] = import_module(f"{__name__}.{name}").POLICY
     return cls(**dict(_option(cls, part) for part in rest.split(",") if part.strip()))
 
 
-def _option(cls: type[Policy], text: str) -> tuple[str, Any]:
-    key, equals, word = (part.strip() for part in text.partition("="))
+def _option(cls: type[Policy], part: str) -> tuple[str, Any]:
+    key, equals, word = (side.strip() for side in part.partition("="))
     defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
     if not equals or key not in defaults:
         raise PolicyError(f'{cls.name} has no option "{key}"; it has {", ".join(defaults)} (write name=value)')
@@ -47,5 +48,5 @@ def _convert(cls: type[Policy], key: str, word: str, kind: type) -> Any:
         return _ON_OFF[word.lower()]
     try:
         return kind(word)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise PolicyError(f'{cls.name}: {key} must be a number, not "{word}"') from None

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from hotset.checks import instance, put, shown, text, whole
 from hotset.errors import PolicyError
 from hotset.shape import ModelShape
 
@@ -35,6 +36,8 @@ Grid = npt.NDArray[np.float64]
 # Reference counts are left out: the hot path only looks at arrays that its caller holds, and counting them takes ten
 # times as long as the work itself. Numba then refuses, at compile time, any code that would have to allocate.
 _HOT: dict[str, Any] = {"nogil": True, "_nrt": False}
+
+_MOST = 1 << 40  # of a whole number among a policy's options; each has tighter bounds of its own
 
 
 def compiled(function: F) -> F:
@@ -82,6 +85,7 @@ class Policy:
     admit: str = "always"
 
     def __post_init__(self) -> None:
+        check_options(self)
         if self.admit.upper() not in Admit.__members__:
             raise PolicyError(
                 f'{self.name}: admit must be one of {", ".join(a.name.lower() for a in Admit)}, not "{self.admit}"'
@@ -124,6 +128,26 @@ class Policy:
         """Raise PolicyError naming the policy and what it wants unless `ok`."""
         if not ok:
             raise PolicyError(f"{self.name}: {what}")
+
+
+def check_options(holder: Any) -> None:
+    """Make every option of a policy or forecast the type of its default, or raise PolicyError."""
+    for option in fields(holder):
+        value = getattr(holder, option.name)
+        kind: type[Any] = type(option.default)
+        what = f"{holder.name}: {option.name}"
+        if kind is bool:
+            instance(value, bool, what, PolicyError)
+        elif kind is int:
+            put(holder, **{option.name: whole(value, what, -_MOST, _MOST, PolicyError)})
+        elif kind is float and (isinstance(value, bool | str) or not isinstance(value, SupportsFloat)):
+            raise PolicyError(f"{what} must be a number, not {shown(value)}")
+        elif kind is float:
+            put(holder, **{option.name: float(value)})
+        elif kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+            put(holder, **{option.name: f"{value:g}" if isinstance(value, float) else str(value)})
+        elif kind is str:
+            text(value, what, PolicyError)
 
 
 def save_state(state: Any) -> dict[str, npt.NDArray[Any]]:

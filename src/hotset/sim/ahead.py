@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.cache.controller import Controller, Replayed
+from hotset.checks import number, whole
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, parse
 from hotset.forecasts._kernel import bind
@@ -30,12 +31,15 @@ from hotset.forecasts._payoff import (
 from hotset.sim.forecasting import Story, learn, rank_votes, recount_guesses, tell
 from hotset.sim.link import Link
 from hotset.trace import Trace
+from hotset.trace.events import EventTable
 
 AUTO, OFF, ORACLE = "auto", "off", "oracle"
 """What is less likely than this is not sent for, unless another threshold is asked for; the engine has the same."""
 STALL_S, TOTAL_S, IN_TIME, LATE, WASTED, DEMAND_BYTES, GUESSED_BYTES, WASTED_BYTES, PASSES_WITH = range(9)
 SUMS = 9
 NO_GUESSES, FORECAST, TRUTH = 0, 1, 2
+
+_MOST_SLOTS = 1 << 16
 
 Resident = npt.NDArray[np.bool_]
 """Who sits in a slot, of shape (layers, experts)."""
@@ -132,10 +136,12 @@ def follow_replay(
 
     `taught` are earlier requests that the forecast has seen.
     """
-    if not 1 <= distances <= MAX_DISTANCE:
-        raise HotsetError(f"guesses reach 1 to {MAX_DISTANCE} layers ahead, not {distances}")
+    whole(distances, "the layers that guesses reach ahead", 1, MAX_DISTANCE)
+    whole(slots, "the number of slots for guesses", 0, _MOST_SLOTS)
+    number(least_chance, "the least chance of a guess", 0, 1)
     layers, experts = trace.shape.layers, trace.shape.experts
     events = trace.events()
+    _check_replay(done, events, resident)
     story = tell(trace, events, np.ones(len(events), np.bool_))
     chosen = parse("previous" if forecast in (OFF, ORACLE) else forecast)
     state = chosen.start(trace.shape)
@@ -152,6 +158,19 @@ def follow_replay(
         np.zeros(experts), np.zeros(3), np.empty((MAX_DISTANCE, experts), np.int16), sums,
     )  # fmt: skip
     return _journey(sums, payoff, int(story.step[-1]) + 1)
+
+
+def _check_replay(done: Replayed, events: EventTable, resident: Resident | None) -> None:
+    """Refuse the log of another replay, or of one that was not logged."""
+    shape = events.shape
+    misses, log = done.misses, done.log
+    fits = len(misses) == len(events) and (misses >= 0).all() and int(misses.sum()) == len(log)
+    if not fits or log.shape[1:] != (5,) or (log[:, [1, 4]] >= shape.experts).any():
+        raise HotsetError("this replay is not of these events, or it was not logged")
+    if (log[:, [0, 3]] >= shape.layers).any() or (log[:, :2] < 0).any():
+        raise HotsetError("this replay is of a model with other layers")
+    if resident is not None and resident.shape != (shape.layers, shape.experts):
+        raise HotsetError(f"the residents are a grid of shape {(shape.layers, shape.experts)}, not {resident.shape}")
 
 
 def _road(link: Link, trace: Trace) -> Road:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from numba import njit
 
 from hotset.cache.plan import Scope
+from hotset.checks import choice
 from hotset.errors import BudgetError
 from hotset.shape import ModelShape
 from hotset.trace import Phase
@@ -46,7 +47,8 @@ class LruCurve:
 
 def lru_curve(events: EventTable, scope: Scope = Scope.LAYER, phase: Phase = Phase.DECODE) -> LruCurve:
     """Count, in one pass, how deep in the LRU stack each access of a phase is found."""
-    shape = events.shape
+    events.check()
+    shape, scope, phase = events.shape, choice(scope, Scope, "the scope"), choice(phase, Phase, "the phase")
     groups, members = (1, shape.total_experts) if scope is Scope.POOL else (shape.layers, shape.experts)
     chosen = events.phase == phase
     sizes = np.diff(events.start)[chosen]

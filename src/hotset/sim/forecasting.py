@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hotset.checks import number, texts, whole
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, names, parse
 from hotset.forecasts._kernel import bind
@@ -100,7 +101,7 @@ def evaluate(
     judged, words = _judged(events, trace, fit)
     result = Evaluation(words)
     story = tell(trace, events, judged)
-    for spec in forecasts or names():
+    for spec in names() if forecasts is None else texts(forecasts, "the forecasts") or names():
         forecast = parse(spec)
         if forecast.needs and getattr(trace, forecast.needs) is None:
             result.notes.append(f"{forecast.spec} is left out: the trace has no {forecast.needs.replace('_', ' ')}")
@@ -111,9 +112,11 @@ def evaluate(
 
 
 def _check(distances: Sequence[int], fit: float) -> None:
-    if not distances or not all(1 <= d <= MAX_DISTANCE for d in distances):
-        raise HotsetError(f"a distance is 1 to {MAX_DISTANCE} layers")
-    if not 0 <= fit < 1:
+    if not isinstance(distances, Sequence) or not distances:
+        raise HotsetError(f"the distances must be a list of 1 to {MAX_DISTANCE} layers")
+    for distance in distances:
+        whole(distance, "a distance in layers", 1, MAX_DISTANCE)
+    if not 0 <= number(fit, "the share to learn from first", 0, 1) < 1:
         raise HotsetError(f"the share to learn from first is from 0 to below 1, not {fit}")
 
 

@@ -9,12 +9,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hotset.checks import number, put, text
 from hotset.errors import HotsetError
 from hotset.shape import parse_size
 from hotset.trace import Phase
 from hotset.trace.events import EventTable
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_MOST = 1e18  # bytes and seconds beyond which nothing is modelled
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us|µs)")
 
 
@@ -35,7 +37,10 @@ class Link:
     expert_share: float = 0.5  # of the compute that is experts
 
     def __post_init__(self) -> None:
-        if not (self.bytes_per_s > 0 and self.compute_s > 0 and self.latency_s >= 0 and 0 <= self.expert_share <= 1):
+        for name in ("bytes_per_s", "compute_s", "latency_s"):
+            put(self, **{name: number(getattr(self, name), f"{name} of a link", 0, _MOST)})
+        put(self, expert_share=number(self.expert_share, "expert_share of a link", 0, 1))
+        if not (self.bytes_per_s > 0 and self.compute_s > 0):
             raise HotsetError("a link needs a speed and a compute time above 0, and an expert share from 0 to 1")
 
     def times(self, events: EventTable, misses: npt.NDArray[np.int32], phase: Phase) -> Times:
@@ -50,17 +55,17 @@ class Link:
         return Times(stall_s, stall_s + layer_s * len(asked))
 
 
-def parse_speed(text: str) -> float:
+def parse_speed(speed: str) -> float:
     """Read a link speed such as "25GB/s", in bytes per second."""
-    word = text.strip()
+    word = text(speed, "a link speed").strip()
     if not word.endswith("/s"):
-        raise HotsetError(f'cannot read the link speed "{text}": write it as 25GB/s')
+        raise HotsetError(f'cannot read the link speed "{speed}": write it as 25GB/s')
     return float(parse_size(word.removesuffix("/s")))
 
 
-def parse_duration(text: str) -> float:
+def parse_duration(duration: str) -> float:
     """Read a duration such as "4ms" or "250us", in seconds."""
-    match = _DURATION.fullmatch(text.strip())
+    match = _DURATION.fullmatch(text(duration, "a duration").strip())
     if not match:
-        raise HotsetError(f'cannot read the duration "{text}": write it as 4ms, 250us or 0.5s')
+        raise HotsetError(f'cannot read the duration "{duration}": write it as 4ms, 250us or 0.5s')
     return float(match[1]) * _SECONDS[match[2]]

@@ -13,6 +13,7 @@ import numpy as np
 from hotset.cache import Controller
 from hotset.cache.controller import Replayed
 from hotset.cache.counters import Count
+from hotset.checks import instance, shown, text
 from hotset.errors import HotsetError
 from hotset.policies import Grid
 from hotset.policies.belady import Belady
@@ -49,13 +50,20 @@ def simulate(
     traces: Mapping[str, Trace], sweep: Sweep | None = None, *, advance: Callable[[], None] = lambda: None
 ) -> Result:
     """Replay each trace under each policy and budget; cold on all requests, warm on those not seen before."""
-    sweep = sweep or Sweep()
+    sweep = Sweep() if sweep is None else instance(sweep, Sweep, "the sweep")
     result = Result()
     shown = {policy.spec for policy in sweep.asked_for()}
-    for name, trace in traces.items():
+    for name, trace in _checked(traces).items():
         result.notes.extend(notes(name, trace, sweep))
         result.rows.extend(row for row in _run(name, trace, sweep, advance) if row.policy in shown)
     return result
+
+
+def _checked(traces: Mapping[str, Trace]) -> dict[str, Trace]:
+    """The traces of a sweep by name."""
+    if not isinstance(traces, Mapping):
+        raise HotsetError(f"the traces must be a dictionary of traces by name, not {shown(traces)}")
+    return {text(name, "the name of a trace"): instance(trace, Trace, name) for name, trace in traces.items()}
 
 
 def count_jobs(traces: Mapping[str, Trace], sweep: Sweep) -> int:

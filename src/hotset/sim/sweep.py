@@ -8,9 +8,11 @@ from typing import Literal, NamedTuple
 
 from hotset.cache import Scope, SlotPlan
 from hotset.cache.plan import default_ahead
-from hotset.errors import BudgetError
+from hotset.checks import choice, instance, number, put, shown, text, texts, whole
+from hotset.errors import BudgetError, HotsetError, PolicyError
+from hotset.forecasts import parse as parse_forecast
 from hotset.policies import Admit, Policy, parse
-from hotset.shape import Budget, ModelShape
+from hotset.shape import MAX_SLOTS, Budget, ModelShape
 from hotset.sim.link import Link
 from hotset.trace import Trace
 
@@ -21,6 +23,8 @@ BUDGETS = ("5%", "10%", "25%", "40%", "50%")
 """The budgets of a sweep that names none; those too small for a model are left out."""
 
 Start = Literal["cold", "warm"]
+
+_MOST_STREAMS, _MOST_AHEAD, _MOST_SEED = 1 << 20, 1 << 16, (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,25 @@ class Sweep:
     link: Link | None = None
     prefetch: str = "off"  # auto, oracle, or a forecast: what is fetched ahead over the link
     ahead: int | None = None  # slots for guesses, beside the cache
+
+    def __post_init__(self) -> None:
+        put(self, policies=texts(self.policies, "policies", PolicyError))
+        if self.budgets is not None:
+            put(self, budgets=texts(self.budgets, "budgets", BudgetError))
+        put(self, scope=choice(self.scope, Scope, "the scope"))
+        put(self, streams=whole(self.streams, "the number of streams", 1, _MOST_STREAMS))
+        put(self, staging=whole(self.staging, "staging", 0, MAX_SLOTS, BudgetError))
+        put(self, prefill=choice(self.prefill, Admit, "the admission of prefill"))
+        put(self, fit=number(self.fit, "the share of requests to fit on", 0, 1))
+        put(self, seed=whole(self.seed, "the seed", 0, _MOST_SEED))
+        if text(self.mode, "the mode") not in ("batch", "turns"):
+            raise HotsetError(f'the mode must be "batch" or "turns", not {shown(self.mode)}')
+        if self.link is not None:
+            instance(self.link, Link, "the link")
+        if text(self.prefetch, "prefetch") not in ("auto", "off", "oracle"):
+            parse_forecast(self.prefetch)
+        if self.ahead is not None:
+            put(self, ahead=whole(self.ahead, "the number of slots for guesses", 0, _MOST_AHEAD, BudgetError))
 
     def ahead_slots(self, shape: ModelShape) -> int:
         """The slots for guesses: as asked for, or what an engine takes."""
@@ -78,8 +101,8 @@ def jobs(trace: Trace, sweep: Sweep) -> list[Job]:
 def plans(trace: Trace, sweep: Sweep) -> list[tuple[Budget, SlotPlan]]:
     """The slots that each budget buys; a default budget that cannot work is skipped, a named one refused."""
     found = []
-    for text in sweep.budgets or BUDGETS:
-        budget = Budget.parse(text)
+    for asked in sweep.budgets or BUDGETS:
+        budget = Budget.parse(asked)
         try:
             found.append((budget, _plan(trace, sweep, budget)))
         except BudgetError:
@@ -99,7 +122,7 @@ def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
     """What to know before reading the rows of this trace."""
     lines: list[str] = []
     asked, kept = sweep.asked_for(), plans(trace, sweep)
-    skipped = [text for text in BUDGETS if Budget.parse(text) not in {budget for budget, _ in kept}]
+    skipped = [each for each in BUDGETS if Budget.parse(each) not in {budget for budget, _ in kept}]
     if skipped and not sweep.budgets:
         lines.append(f"{name}: {', '.join(skipped)} of the experts cannot hold one event, so they are left out")
     for _, plan in kept:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hotset.checks import whole
 from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Phase
@@ -42,9 +43,8 @@ def concat(traces: Sequence[Trace]) -> Trace:
 
 def interleave(trace: Trace, streams: int, mode: Mode = "batch") -> Trace:
     """Run the requests on N streams at once: each stream takes the next waiting request when its own ends."""
-    if streams < 1:
-        raise TraceError(f"the number of streams must be at least 1, not {streams}")
-    if mode not in ("batch", "turns"):
+    whole(streams, "the number of streams", 1, 1 << 40, TraceError)
+    if not isinstance(mode, str) or mode not in ("batch", "turns"):
         raise TraceError(f'the mode must be "batch" or "turns", not {mode!r}')
     passes = _find_passes(trace)
     order, step_of_pass = _schedule(passes, streams, merge=mode == "batch")

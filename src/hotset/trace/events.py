@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Event, Phase
 from hotset.trace.trace import Trace
@@ -42,6 +43,24 @@ class EventTable:
         """The number of experts of the largest event."""
         return int(np.diff(self.start).max(initial=0))
 
+    def check(self) -> None:
+        """Raise TraceError unless a compiled loop can walk over these arrays without leaving them."""
+        events, entries = len(self.layer), len(self.expert)
+        columns = (self.step, self.tokens, self.phase, self.request)
+        if len(self.start) != events + 1 or any(len(each) != events for each in columns) or len(self.count) != entries:
+            raise TraceError("the arrays of these events disagree in length")
+        sizes = np.diff(self.start)
+        if self.start[0] != 0 or self.start[-1] != entries or (sizes < 1).any():
+            raise TraceError("the bounds of these events do not rise from 0 to the number of entries")
+        if not events:
+            return
+        if not (_within(self.layer, self.shape.layers) and _within(self.phase, len(Phase))):
+            raise TraceError("an event is of a layer or a phase that does not exist")
+        inner = np.ones(entries, np.bool_)
+        inner[self.start[:-1]] = False
+        if not _within(self.expert, self.shape.experts) or (np.diff(self.expert, prepend=-1)[inner] < 1).any():
+            raise TraceError("an event names experts that do not exist, or does not name each once, in rising order")
+
     def slice(self, first: int, last: int) -> EventTable:
         """The events from `first` up to, not including, `last`."""
         low, high = self.start[first], self.start[last]
@@ -62,6 +81,10 @@ class EventTable:
                 tokens=int(self.tokens[i]),
                 phase=Phase(int(self.phase[i])),
             )
+
+
+def _within(numbers: npt.NDArray[Any], limit: int) -> bool:
+    return bool(numbers.min() >= 0 and numbers.max() < limit)
 
 
 def build_events(trace: Trace) -> EventTable:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hotset.checks import number, put, shown, whole
 from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Event, Phase
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 NONE = -1
 """Marks an unused place in `experts` and `guesses`: a layer not computed, or fewer experts than top_k."""
+
+ARRAYS = ("experts", "request", "step", "phase", "weights", "token_ids", "guesses")
 
 Labels = tuple[dict[str, str], ...]
 
@@ -41,6 +44,9 @@ class Trace:
     def __post_init__(self) -> None:
         from hotset.trace.validate import validate
 
+        put(
+            self, **{name: np.asarray(array) for name in ARRAYS if isinstance(array := getattr(self, name), np.ndarray)}
+        )
         validate(self)
 
     @property
@@ -61,7 +67,9 @@ class Trace:
     def events(self) -> EventTable:
         """All events of the trace as arrays, in the order in which a model would raise them."""
         from hotset.trace.events import build_events
+        from hotset.trace.validate import check_again
 
+        check_again(self)
         return build_events(self)
 
     def __iter__(self) -> Iterator[Event]:
@@ -82,8 +90,11 @@ class Trace:
 
     def take(self, rows: npt.NDArray[Any] | slice) -> Trace:
         """The trace of some tokens only, given by index, mask or slice; requests are numbered anew."""
-        request = self.request[rows]
-        if len(request) == 0:
+        try:
+            request = self.request[rows]
+        except (IndexError, TypeError, ValueError) as error:
+            raise TraceError(f"tokens are taken by index, mask or slice, not by {shown(rows)} ({error})") from None
+        if np.ndim(request) != 1 or len(request) == 0:
             raise TraceError("no tokens are left: widen the selection")
         kept, renumbered = np.unique(request, return_inverse=True)
         return replace(
@@ -100,17 +111,19 @@ class Trace:
 
     def select(self, requests: Sequence[int] | npt.NDArray[Any]) -> Trace:
         """The trace of the given requests only, in their recorded order."""
-        unknown = np.setdiff1d(requests, np.arange(self.requests))
+        wanted = np.asarray(requests)
+        if wanted.dtype.kind not in "iu" and wanted.size:
+            raise TraceError(f"requests are chosen by their numbers, not by {shown(requests)}")
+        unknown = np.setdiff1d(wanted, np.arange(self.requests))
         if unknown.size:
             raise TraceError(f"there is no request {unknown[0]}: the trace has 0 to {self.requests - 1}")
-        return self.take(np.isin(self.request, np.asarray(requests)))
+        return self.take(np.isin(self.request, wanted))
 
     def split(self, fraction: float = 0.5, seed: int = 0) -> tuple[Trace, Trace]:
         """Two traces of disjoint requests, drawn at random: fit on the first, judge on the second."""
-        if not 0 < fraction < 1:
+        if not 0 < number(fraction, "the fraction", 0, 1, TraceError) < 1:
             raise TraceError(f"the fraction must be between 0 and 1, not {fraction}")
-        if seed < 0:
-            raise TraceError(f"the seed must not be negative, and {seed} is")
+        whole(seed, "the seed", 0, (1 << 63) - 1, TraceError)
         if self.requests < 2:
             raise TraceError("a trace of one request cannot be split by request: record more, or cut it by tokens")
         first = min(max(round(fraction * self.requests), 1), self.requests - 1)

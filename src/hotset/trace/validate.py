@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hotset.checks import instance
 from hotset.errors import TraceError
+from hotset.shape import ModelShape
 
 if TYPE_CHECKING:
     from hotset.trace.trace import Trace
@@ -19,6 +21,7 @@ _OPTIONAL = {"weights", "token_ids", "guesses"}
 
 def validate(trace: Trace) -> None:
     """Raise TraceError, naming the first fault, unless every part of the trace is sound."""
+    instance(trace.shape, ModelShape, "the shape of a trace", TraceError)
     _check_types(trace)
     _check_shapes(trace)
     for rows in _blocks(trace.experts):
@@ -26,6 +29,18 @@ def validate(trace: Trace) -> None:
     _check_text(trace)
     _check_columns(trace)
     _check_optional(trace)
+
+
+def check_again(trace: Trace) -> None:
+    """Look once more at what compiled loops rely on: whoever made the arrays may have written to them since."""
+    _check_types(trace)
+    _check_shapes(trace)
+    for rows in _blocks(trace.experts):
+        _check_range(trace.experts[rows], trace.shape.experts, "expert", rows.start)
+    _check_columns(trace)
+    if trace.guesses is not None:
+        for rows in _blocks(trace.guesses):
+            _check_range(trace.guesses[rows], trace.shape.experts, "guessed expert", rows.start)
 
 
 def _blocks(array: npt.NDArray[Any]) -> Iterator[slice]:
@@ -83,8 +98,8 @@ def _check_experts(trace: Trace, rows: slice) -> None:
 
 
 def _check_range(block: npt.NDArray[Any], experts: int, what: str, first_token: int) -> None:
-    wrong = (block < -1) | (block >= experts)
-    if wrong.any():
+    if block.min() < -1 or block.max() >= experts:
+        wrong = (block < -1) | (block >= experts)
         where = np.argwhere(wrong)[0]
         value = int(block[tuple(where)])
         raise TraceError(

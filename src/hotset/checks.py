@@ -1,0 +1,95 @@
+"""Checks at the boundary: what a caller passes is what it should be, or an error says so in one line.
+
+Compiled loops run without bounds checks, so nothing may reach them that was not looked at here.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from enum import Enum, IntEnum
+from typing import Any, TypeVar
+
+from hotset.errors import HotsetError
+
+E = TypeVar("E", bound=Enum)
+T = TypeVar("T")
+
+_MOST_LETTERS = 60
+
+
+def shown(value: object) -> str:
+    """A value as a message can name it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
+
+
+def choice(value: object, kind: type[E], what: str, error: type[HotsetError] = HotsetError) -> E:
+    """A member of an enumeration, given as such or by its name."""
+    if isinstance(value, kind):
+        return value
+    if isinstance(value, str):
+        for member in kind:
+            if value in (member.name.lower(), member.name, member.value):
+                return member
+    elif issubclass(kind, IntEnum):
+        values = [member.value for member in kind]
+        return kind(whole(value, what, min(values), max(values), error))
+    words = [member.name.lower() for member in kind]
+    raise error(f"{what} must be {', '.join(words[:-1])} or {words[-1]}, not {shown(value)}")
+
+
+def whole(value: object, what: str, least: int, most: int, error: type[HotsetError] = HotsetError) -> int:
+    """A whole number within bounds; numpy's count as well, booleans do not."""
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        try:
+            number = operator.index(value)
+        except TypeError:  # an array of several
+            number = least - 1
+        if least <= number <= most:
+            return number
+    raise error(f"{what} must be a whole number from {least} to {most}, not {shown(value)}")
+
+
+def number(value: object, what: str, low: float, high: float, error: type[HotsetError] = HotsetError) -> float:
+    """A finite number within bounds."""
+    if not isinstance(value, bool | str | bytes):
+        try:
+            found = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            found = math.nan
+        if low <= found <= high and math.isfinite(found):
+            return found
+    raise error(f"{what} must be a number from {low:g} to {high:g}, not {shown(value)}")
+
+
+def instance(value: object, kind: type[T], what: str, error: type[HotsetError] = HotsetError) -> T:
+    """An object of a class."""
+    if not isinstance(value, kind):
+        raise error(f"{what} must be a {kind.__name__}, not {shown(value)}")
+    return value
+
+
+def text(value: object, what: str, error: type[HotsetError] = HotsetError) -> str:
+    """A piece of text."""
+    if not isinstance(value, str):
+        raise error(f"{what} must be text, not {shown(value)}")
+    return value
+
+
+def texts(value: object, what: str, error: type[HotsetError] = HotsetError) -> tuple[str, ...]:
+    """Several pieces of text; one by itself is one of them."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple):
+        raise error(f"{what} must be a list of texts, not {shown(value)}")
+    return tuple(text(each, what, error) for each in value)
+
+
+def put(holder: Any, **values: Any) -> None:
+    """Give a frozen dataclass its checked values, while it is made."""
+    for name, value in values.items():
+        object.__setattr__(holder, name, value)
