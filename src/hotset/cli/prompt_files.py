@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from hotset.cli.prompts import read_text
 from hotset.cli.traces import PREFIX
 from hotset.errors import HotsetError
+from hotset.reading import parse_bounded
 
+MAX_VALUES = 1 << 22
 _TEXT_KEYS = ("prompt", "text")
 
 
@@ -48,7 +50,7 @@ def _shipped(name: str) -> list[LabelledPrompt]:
 
 def _parse(file: Path, text: str, number: int) -> Any:
     try:
-        return json.loads(text)
+        return parse_bounded(text.encode(), values=MAX_VALUES, containers=MAX_VALUES)
     except (ValueError, RecursionError) as error:
         raise HotsetError(f"{file}, line {number}, is not JSON: {error}") from None
 

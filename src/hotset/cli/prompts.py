@@ -11,6 +11,7 @@ from hotset.cli.faults import translate_errors
 from hotset.cli.loading import Loaded
 from hotset.cli.templates import Messages, worker
 from hotset.errors import HotsetError, ModelError
+from hotset.reading import open_regular
 from hotset.shape import format_size
 
 MAX_TEXT_BYTES = 256 * 1024**2
@@ -33,7 +34,7 @@ def read_text(path: Path) -> str:
     try:
         if str(path) == "-":
             return decode(_bounded(sys.stdin.buffer, "stdin"), "stdin")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return decode(_bounded(file, str(path)), str(path))
     except OSError as error:
         raise HotsetError(f"cannot read {path}: {error.strerror or error}") from None

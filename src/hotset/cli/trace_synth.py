@@ -12,6 +12,7 @@ from hotset.cli.output import JsonFlag, emit, progress_bar
 from hotset.cli.traces import load_trace
 from hotset.errors import HotsetError
 from hotset.files import write_beside
+from hotset.reading import read_bounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from hotset.trace.synth import SynthConfig
     from hotset.trace.synth_fit import FitReport
     from hotset.trace.trace import Trace
+
+
+_MAX_CONFIG_BYTES = 1 << 20
 
 
 def _option(panel: str, text: str, default: float, low: float = 0, high: float | None = None) -> Any:
@@ -98,7 +102,7 @@ def _read_config(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_bounded(path, _MAX_CONFIG_BYTES))
     except OSError as error:
         raise HotsetError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

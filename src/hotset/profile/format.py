@@ -21,6 +21,7 @@ from hotset.files import write_beside
 from hotset.profile.matrices import Matrices
 from hotset.profile.profile import Fingerprint, Profile
 from hotset.profile.statistics import MAX_SPANS, Counts, Grid, History, Mark
+from hotset.reading import header_bytes, parse_bounded
 from hotset.shape import ModelShape
 from hotset.trace import Phase
 
@@ -38,6 +39,9 @@ MAX_COUNT = 1 << 40
 """More tokens than any run sees; up to here no sum over a model overflows."""
 MAX_USES = 1e30
 MAX_HEADER = 4 << 20
+MAX_FILE_HEADER_BYTES = 16 << 20
+MAX_VALUES = 1 << 19
+"""The most values in the header, nearly all of them in the marks."""
 MAX_TEXT = 200
 """The most letters of a label, and of any text of the header that ends up in a message."""
 
@@ -103,7 +107,10 @@ def _check_file(path: Path) -> None:
         raise ProfileError(f"no path for a file ({error}): name another") from error
     if not stat.S_ISREG(mode):  # a pipe would wait for ever
         raise ProfileError("a folder or a device, not a file: name the file of a profile")
-    path.open("rb").close()  # safetensors reports a file that may not be read as one that is missing
+    try:
+        header_bytes(path, MAX_FILE_HEADER_BYTES)
+    except ValueError as error:
+        raise ProfileError(f"not a profile, or it is damaged ({error}): learn or make it again") from None
 
 
 def _header(profile: Profile) -> dict[str, Any]:
@@ -135,7 +142,7 @@ def _parse_header(metadata: dict[str, str] | None) -> dict[str, Any]:
     if len(text) > MAX_HEADER:
         raise ProfileError(f"its header is longer than {MAX_HEADER:,} letters: learn or make it again")
     try:
-        header = json.loads(text)
+        header = parse_bounded(text.encode(), values=MAX_VALUES, containers=MAX_VALUES)
     except (ValueError, RecursionError):
         header = None
     kind = header.get("kind") if isinstance(header, dict) else None

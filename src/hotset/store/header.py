@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hotset.errors import StoreError
+from hotset.reading import TooLargeError, header_bytes, parse_bounded
 from hotset.store.layout import ITEM_BYTES
 
-MAX_HEADER_BYTES = 100 << 20
+MAX_HEADER_BYTES = 48 << 20
+MAX_CONTAINERS, MAX_VALUES = 3 << 18, 1 << 22
+"""A tensor has three lists and objects, and some ten values: a quarter of a million tensors in one file."""
 
 DTYPES = {
     "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn",
@@ -37,15 +38,14 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file; a file that does not hold all it promises raises StoreError."""
     try:
-        with path.open("rb") as file:
-            file_bytes = os.fstat(file.fileno()).st_size
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(MAX_HEADER_BYTES, file_bytes):
-                raise StoreError(_damaged(path, f"its header claims {length:,} bytes"))
-            header = json.loads(file.read(length))
+        data = header_bytes(path, MAX_HEADER_BYTES)
+        file_bytes, length = os.stat(path).st_size, len(data)
+        header = parse_bounded(data, values=MAX_VALUES, containers=MAX_CONTAINERS)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    except (struct.error, ValueError, RecursionError) as error:
+    except TooLargeError as error:
+        raise StoreError(_damaged(path, str(error))) from error
+    except (ValueError, RecursionError) as error:
         raise StoreError(_damaged(path, "its header cannot be read")) from error
     if not isinstance(header, dict):
         raise StoreError(_damaged(path, "its header is no table of tensors"))

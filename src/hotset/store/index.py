@@ -11,12 +11,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hotset.errors import StoreError
+from hotset.reading import TooLargeError, parse_bounded, read_bounded
 from hotset.store.digest import DIGEST_BYTES, new_digest
 from hotset.store.layout import ITEM_BYTES, Part, SlotLayout
 from hotset.store.plan import PackLayer, PackPlan
 
 FORMAT, VERSION = "hotset-pack", 1
-MAX_INDEX_BYTES = 128 << 20
+MAX_INDEX_BYTES = 64 << 20
+MAX_CONTAINERS, MAX_VALUES = 1 << 18, 1 << 22
+"""Of the document: a digest for each of a million experts, and some lists for each of 4,096 layers."""
 MAX_BYTES = 1 << 60
 MAX_DIMENSIONS = 8
 CHUNK_BYTES = 8 << 20
@@ -69,13 +72,14 @@ def seal_of(document: dict[str, Any]) -> str:
 def read_index(path: Path) -> PackIndex:
     """Read and check an index; one that is damaged, edited or of a later format raises StoreError."""
     try:
-        if path.stat().st_size > MAX_INDEX_BYTES:
-            raise StoreError(f"{path} is no index of a packed model: it is too large; {REMEDY}")
-        return _index(json.loads(path.read_bytes()))
+        data = read_bounded(path, MAX_INDEX_BYTES)
+        return _index(parse_bounded(data, values=MAX_VALUES, containers=MAX_CONTAINERS))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}; {REMEDY}") from error
     except _WrongError as error:
         raise StoreError(f"{path} is damaged: {error}; {REMEDY}") from error
+    except TooLargeError as error:
+        raise StoreError(f"{path} is no index of a packed model: {error}; {REMEDY}") from error
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} is damaged: it is not a JSON document; {REMEDY}") from error
 

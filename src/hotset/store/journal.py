@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from hotset.errors import StoreError
+from hotset.reading import lines_of
 from hotset.store.index import FileDigest
 from hotset.store.plan import PackKey
 
 JOURNAL_FILE = "pack.journal"
+MAX_LINE_BYTES = 1 << 16
 
 
 class Journal:
@@ -68,13 +70,13 @@ class Journal:
     def _replay(self, folder: Path, owner: dict[str, str]) -> int:
         """Read what is there up to the first line that is not whole; returns where that line begins."""
         with self.path.open("rb") as file:
-            first = file.readline()
+            first = file.readline(MAX_LINE_BYTES)
             found = _record(first)
             if not isinstance(found, dict):
                 return 0
             _check_owner(folder, found, owner)
             end = len(first)
-            for line in file:
+            for line in lines_of(file, MAX_LINE_BYTES):
                 if not self._take(_record(line)):
                     break
                 end += len(line)

@@ -13,11 +13,15 @@ from safetensors.numpy import save_file
 
 from hotset.errors import HotsetError, TraceError
 from hotset.files import write_beside
+from hotset.reading import TooLargeError, header_bytes, parse_bounded
 from hotset.shape import ModelShape
 from hotset.trace.trace import Labels, Trace
 
 KIND = "trace"
 VERSION = 1
+MAX_HEADER_BYTES = 32 << 20
+MAX_LABELS, MAX_VALUES = 1 << 18, 1 << 21
+"""The most requests with labels of their own, and the most values in a header."""
 _REQUIRED = {"experts", "request", "step", "phase"}
 _OPTIONAL = {"weights", "token_ids", "guesses"}
 _NARROW = {"experts", "guesses"}  # stored unsigned, as narrow as ids allow; all bits set: an unused place
@@ -35,9 +39,12 @@ def save_trace(trace: Trace, path: Path) -> None:
         if array is not None:
             narrow = _narrow(array, trace.shape.experts) if name in _NARROW else array
             tensors[name] = np.ascontiguousarray(narrow)
+    header = json.dumps(_header(trace), sort_keys=True)
+    if 2 * len(header) > MAX_HEADER_BYTES:  # in the file it stands in quotes, with every quote of its own escaped
+        raise TraceError(f"labels and meta take {len(header):,} letters, more than a trace may have: shorten them")
     with write_beside(path) as scratch:
         try:
-            save_file(tensors, scratch, metadata={"hotset": json.dumps(_header(trace), sort_keys=True)})
+            save_file(tensors, scratch, metadata={"hotset": header})
         except SafetensorError as error:
             raise HotsetError(f"cannot write {path}: {error}; free some space or choose another place") from error
 
@@ -45,15 +52,22 @@ def save_trace(trace: Trace, path: Path) -> None:
 def load_trace(path: Path) -> Trace:
     """Read and validate a trace file; whatever is wrong with it becomes one clear TraceError."""
     try:
+        _check_header(path)
         with safe_open(path, framework="numpy") as file:
             header = _parse_header(file.metadata(), path)
             return _build(file, header, path)
     except FileNotFoundError:
         raise TraceError(f"no such trace: {path}") from None
-    except (SafetensorError, OSError) as error:
-        raise TraceError(f"{path} is not a trace file, or it is damaged ({error}): copy or record it again") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise TraceError(f"{path} is not a trace file, or it is damaged ({why}): copy or record it again") from error
     except TraceError as error:
         raise _named(error, path) from None
+
+
+def _check_header(path: Path) -> None:
+    """Refuse what is no file, or has a header larger than any trace's, before anything is made of it."""
+    header_bytes(path, MAX_HEADER_BYTES)
 
 
 def _named(error: TraceError, path: Path) -> TraceError:
@@ -78,8 +92,11 @@ def _header(trace: Trace) -> dict[str, Any]:
 
 def _parse_header(metadata: dict[str, str] | None, path: Path) -> dict[str, Any]:
     try:
-        header = json.loads((metadata or {})["hotset"])
+        text = (metadata or {})["hotset"].encode()
+        header = parse_bounded(text, values=MAX_VALUES, containers=MAX_LABELS)
         kind, version = header["kind"], header["version"]
+    except TooLargeError as error:
+        raise TraceError(f"{path} has a header that no trace has: {error}; record it again") from None
     except (KeyError, TypeError, ValueError, RecursionError):
         raise TraceError(
             f'{path} is a safetensors file, but not a hotset trace: its metadata has no valid "hotset" key'

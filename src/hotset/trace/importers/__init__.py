@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hotset.errors import HotsetError, TraceError
+from hotset.reading import check_regular, open_regular
 from hotset.trace.importers._options import ImportOptions
 from hotset.trace.trace import Trace
 
@@ -27,6 +28,7 @@ def import_trace(
     """Read a trace that another tool wrote; suffix or content tells the format unless `kind` names it."""
     path = Path(path)
     try:
+        check_regular(path)
         trace: Trace = _choose(path, kind).read(path, ImportOptions(experts, expert_bytes, model))
     except FileNotFoundError:
         raise TraceError(f"no such file: {path}") from None
@@ -50,7 +52,7 @@ def _choose(path: Path, kind: str | None) -> Any:
     for module in modules.values():
         if path.suffix.lower() in module.SUFFIXES:
             return module
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         head = file.read(_HEAD_BYTES)
     for module in modules.values():
         if module.recognises(head):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 from pathlib import Path
 from typing import IO, Any
@@ -10,6 +9,7 @@ from typing import IO, Any
 import numpy as np
 
 from hotset.errors import TraceError
+from hotset.reading import lines_of, open_regular, parse_bounded
 from hotset.shape import MAX_LAYERS
 from hotset.trace.event import Phase
 from hotset.trace.importers._cells import Cells, assemble, layer_ids_of
@@ -18,6 +18,7 @@ from hotset.trace.trace import Labels, Trace
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 _MAX_LINE_BYTES = 1 << 18
+_MAX_VALUES = 1 << 17  # of a line: twice as many experts and weights as a model may have
 _MAX_INT = (1 << 31) - 1
 _MAX_ID = np.iinfo(np.int16).max - 1
 _MAX_WEIGHT = float(np.finfo(np.float16).max)
@@ -34,7 +35,7 @@ def recognises(head: bytes) -> bool:
 def read(path: Path, options: ImportOptions) -> Trace:
     """Read JSON lines; rows that share a step are one forward pass, also across requests."""
     rows = _Rows()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         header = _read_lines(file, rows)
     if not rows.line:
         raise TraceError("the file holds no rows: nothing was recorded")
@@ -139,7 +140,7 @@ class _Rows:
 def _read_lines(file: IO[bytes], rows: _Rows) -> dict[str, Any]:
     """Read all rows; returns what the header states, if there is one."""
     header: dict[str, Any] = {}
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(lines_of(file, _MAX_LINE_BYTES), start=1):
         try:
             row = _parse(line)
             if row is None:
@@ -158,7 +159,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         raise TraceError(f"longer than {_MAX_LINE_BYTES} bytes: expected one object per token and layer")
     try:
         text = line.decode("utf-8").strip()
-        row = json.loads(text) if text else None
+        row = parse_bounded(line, values=_MAX_VALUES, containers=_MAX_VALUES) if text else None
     except UnicodeDecodeError:
         raise TraceError("not UTF-8 text") from None
     except (ValueError, RecursionError):

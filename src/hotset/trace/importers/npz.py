@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.errors import TraceError
+from hotset.reading import TooLargeError, parse_bounded, read_bounded
 from hotset.trace.event import Phase
 from hotset.trace.importers._archive import read_arrays
 from hotset.trace.importers._options import ImportOptions, choose_shape, describe_source, number_passes
@@ -17,6 +17,7 @@ from hotset.trace.trace import Labels, Trace
 
 SUFFIXES = (".npz",)
 _KEYS = ("experts", "req_len", "tok", "weights", "weights_u8", "phase", "layer_ids")
+_MAX_LABEL_BYTES, _MAX_LABEL_VALUES = 64 << 20, 1 << 20
 _MAX_ID = np.iinfo(np.int16).max
 _SHARES = (np.arange(256) / 255).astype(np.float16)
 
@@ -121,7 +122,10 @@ def _labels(path: Path, requests: int) -> Labels:
     if not path.is_file():
         return ()
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))
+        data = read_bounded(path, _MAX_LABEL_BYTES)
+        records = parse_bounded(data, values=_MAX_LABEL_VALUES, containers=_MAX_LABEL_VALUES)
+    except TooLargeError as error:
+        raise TraceError(f"{path} describes no requests: {error}; move it away") from None
     except (ValueError, RecursionError):
         raise TraceError(f"{path} is not valid JSON: mend it or move it away") from None
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):

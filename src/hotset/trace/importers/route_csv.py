@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.errors import TraceError
+from hotset.reading import lines_of, open_regular
 from hotset.trace.importers._cells import Cells, assemble, layer_ids_of
 from hotset.trace.importers._options import ImportOptions, choose_shape, describe_source, number_passes
 from hotset.trace.trace import Trace
@@ -60,7 +61,7 @@ def recognises(head: bytes) -> bool:
 
 def read(path: Path, options: ImportOptions) -> Trace:
     """Read a route CSV; the prompt tokens of a turn become one forward pass."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         preamble = _read_preamble(file)
         columns = _read_columns(file, preamble)
     cells = _to_cells(columns)
@@ -85,7 +86,7 @@ def read(path: Path, options: ImportOptions) -> Trace:
 
 def _read_preamble(file: IO[bytes]) -> _Preamble:
     preamble = _Preamble()
-    for line in file:
+    for line in lines_of(file, _MAX_LINE_BYTES):
         preamble.lines += 1
         text = _decode(line, preamble.lines)
         if text.startswith("#"):
@@ -137,8 +138,8 @@ def _read_columns(file: IO[bytes], preamble: _Preamble) -> Columns:
 
 def _blocks(file: IO[bytes], preamble: _Preamble) -> Iterator[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]]:
     """The rows as numbers, some thousands at a time, with their line numbers."""
-    at = preamble.lines
-    while block := list(islice(file, _LINES_AT_ONCE)):
+    at, rest = preamble.lines, lines_of(file, _MAX_LINE_BYTES)
+    while block := list(islice(rest, _LINES_AT_ONCE)):
         texts = [_decode(line, at + 1 + i) for i, line in enumerate(block)]
         lines = np.array([at + 1 + i for i, text in enumerate(texts) if text], np.int64)
         texts = [text for text in texts if text]
