@@ -35,6 +35,20 @@ def check_regular(path: Path) -> None:
     open_regular(path).close()
 
 
+def odd_file(folder: Path) -> Path | None:
+    """The first entry of a folder that is neither a file nor a folder, and that a library would wait for."""
+    if not folder.is_dir():
+        return None
+    for entry in sorted(folder.iterdir()):
+        try:
+            mode = entry.stat().st_mode
+        except OSError:  # a link that leads nowhere is found when it is needed
+            continue
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return entry
+    return None
+
+
 def read_bounded(path: Path, most_bytes: int) -> bytes:
     """All of a small file; one that is larger raises TooLargeError before it is read."""
     with open_regular(path) as file:

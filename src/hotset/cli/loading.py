@@ -16,6 +16,7 @@ from hotset.cli.interrupts import Leaving
 from hotset.cli.output import note
 from hotset.cli.templates import worker
 from hotset.errors import HotsetError, ModelError, PolicyError
+from hotset.reading import odd_file
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 _SCOPES = ("layer", "pool")
@@ -119,6 +120,8 @@ def locate(model: str | None) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"{model} has no config.json: give the folder of a transformers checkpoint")
+        if (odd := odd_file(path)) is not None:
+            raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
         return str(path)
     if path.exists():
         raise ModelError(f"{model} is a file: give the folder of a transformers checkpoint")

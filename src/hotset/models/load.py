@@ -16,6 +16,7 @@ from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import dequantising
+from hotset.reading import odd_file
 from hotset.shape import Budget
 
 
@@ -64,6 +65,8 @@ def load(
         memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch, engine
     )
     known = learning.read()
+    if (odd := odd_file(Path(model))) is not None:
+        raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)
     refuse_absurd_sizes(str(model))
