@@ -16,6 +16,7 @@ E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
 
 _MOST_LETTERS = 60
+_ENDLESS = 1 << 40
 
 
 def shown(value: object) -> str:
@@ -51,7 +52,8 @@ def whole(value: object, what: str, least: int, most: int, error: type[HotsetErr
             number = least - 1
         if least <= number <= most:
             return number
-    raise error(f"{what} must be a whole number from {least} to {most}, not {shown(value)}")
+    bounds = f"from {least} to {most}" if most < _ENDLESS else f"of at least {least}"
+    raise error(f"{what} must be a whole number {bounds}, not {shown(value)}")
 
 
 def number(value: object, what: str, low: float, high: float, error: type[HotsetError] = HotsetError) -> float:

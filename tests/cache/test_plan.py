@@ -98,7 +98,7 @@ def test_the_smallest_budget_is_also_given_in_bytes():
 
 
 def test_negative_staging_is_refused():
-    with pytest.raises(BudgetError, match="staging must be a whole number from 0"):
+    with pytest.raises(BudgetError, match="staging must be a whole number of at least 0"):
         SlotPlan(SHAPE, 8, staging=-1)
 
 

@@ -71,7 +71,7 @@ def test_turns_keep_every_pass_apart():
 
 
 def test_bad_options(trace):
-    with pytest.raises(TraceError, match="a whole number from 1"):
+    with pytest.raises(TraceError, match="a whole number of at least 1"):
         interleave(trace, 0)
     with pytest.raises(TraceError, match="batch"):
         interleave(trace, 2, "other")

@@ -82,7 +82,7 @@ def test_a_failed_save_leaves_nothing(tmp_path, trace):
         ({"shape": {"layers": 3, "experts": 8}}, "shape"),
         ({"shape": {"layers": 3, "experts": 8, "top_k": True}}, "whole numbers"),
         ({"shape": {"layers": 3, "experts": 8, "top_k": 2, "expert_bytes": 1e9}}, "whole numbers"),
-        ({"shape": {"layers": 3, "experts": 8, "top_k": 2, "expert_bytes": -5}}, "positive"),
+        ({"shape": {"layers": 3, "experts": 8, "top_k": 2, "expert_bytes": -5}}, "of at least 1"),
         ({"shape": {"layers": 3, "experts": 10**30, "top_k": 2}}, "experts"),
         ({"shape": {"layers": 4, "experts": 8, "top_k": 2}}, "as the header says"),
         ({"shape": {"layers": 3, "experts": 4, "top_k": 2}}, "out of range"),
