@@ -166,3 +166,12 @@ def test_ctrl_c_keeps_what_is_complete(tmp_path: Path, prompts: Path, monkeypatc
     assert Trace.load(out).requests == document["requests"] == 1
     assert "1 of 3 prompts" in done.stderr
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_prefetch_and_staging_are_for_a_recording_to_choose(prompts: Path) -> None:
+    words = ("--memory", "25%", "--new-tokens", "2", "--limit", "1", "--prefetch", "off", "--staging", "6", "--json")
+    done = call("trace", "record", "--prompts", prompts, "-o", prompts.parent / "chosen.safetensors", *words)
+    stats = json.loads(done.stdout)["stats"]
+    assert stats["staging"] == 6
+    assert stats["prefetch"] is None
+    assert "ahead" not in stats["memory"]

@@ -242,3 +242,8 @@ def test_ctrl_c_keeps_what_was_written() -> None:
     assert out.endswith("\n")
     assert "Traceback" not in err
     assert "of experts in memory" in err
+
+
+def test_the_staging_is_what_was_asked_for() -> None:
+    done = call("run", "-p", "Ciao", "--memory", "25%", "--max-new-tokens", "1", "--staging", "7", "--json")
+    assert json.loads(done.stdout)["stats"]["staging"] == 7

@@ -557,3 +557,39 @@ def test_another_thread_is_not_served_by_a_step_that_is_being_captured(folder: P
     engine.drive(None)
     assert found[0].shape == hidden.shape
     model.hotset.close()
+
+
+def test_drafts_and_beams_go_the_hosts_way_and_a_line_says_so_once(folder: Path, stock: Any) -> None:
+    model = load(folder)
+    drafted = [greedy(model, 4, prompt_lookup_num_tokens=2) for _ in range(2)]
+    assert drafted[0] == drafted[1] == greedy(stock, 4)
+    assert greedy(model, 3, num_beams=2) == greedy(stock, 3, num_beams=2)
+    assert model.hotset.stats()["driven_by"] == "host"
+    told = [note for note in model.hotset.notes if "the host drives calls with" in note]
+    assert [note.partition("with ")[2].partition(":")[0] for note in told] == ["drafts by prompt lookup", "beam search"]
+    greedy(model, 3)
+    assert model.hotset.stats()["driven_by"] == "device"
+    model.hotset.close()
+
+
+def test_a_batch_that_staging_is_too_small_for_names_both_ways_to_set_it(folder: Path) -> None:
+    model = load(folder)
+    greedy(model, 2, torch.cat([IDS] * 4))
+    (told,) = (note for note in model.hotset.notes if "batches of 4" in note)
+    assert "--staging" in told
+    assert "staging= in Python" in told
+    model.hotset.close()
+
+
+def test_a_search_in_one_thread_leaves_the_device_to_another(folder: Path) -> None:
+    model = load(folder)
+    found: list[Any] = []
+    with model.graphs._calls.moving():
+        greedy(model, 2)
+        assert model.graphs.held == {}
+        thread = threading.Thread(target=lambda: found.append(greedy(model, 3)))
+        thread.start()
+        thread.join(120)
+    assert found
+    assert len(model.graphs.held) == 1
+    model.hotset.close()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "families"))
+
+import tiny_models as tiny  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import Phase, reference  # noqa: E402
@@ -99,3 +105,46 @@ def test_an_interrupt_in_a_pass_does_not_end_the_counting(model: Any) -> None:
         Phase.DECODE,
         Phase.DECODE,
     ]
+
+
+def test_a_cache_that_the_model_makes_is_known_by_the_next_call(model: Any) -> None:
+    """In between, the thread does something else: the cache alone says whose the token is."""
+    with ended(model) as seen, torch.no_grad():
+        out = model(input_ids=torch.tensor([[5, 9, 31]]), use_cache=True)
+        model(input_ids=torch.tensor([[7, 8]]))
+        model(input_ids=torch.tensor([[4]]), past_key_values=out.past_key_values, use_cache=True)
+    assert [step.first_request - seen[0].first_request for step in seen] == [0, 1, 0]
+    assert [step.phase for step in seen] == [Phase.PREFILL, Phase.PREFILL, Phase.DECODE]
+
+
+def test_a_step_of_one_model_inside_that_of_another_is_its_own(model: Any) -> None:
+    other = hotset.load(reference.path(), memory="25%", device="cpu", prefetch="off")
+    ids = torch.tensor([[5, 9, 31]])
+
+    def nested(*_: Any) -> None:
+        with torch.no_grad():
+            other(ids[:, :2])
+
+    hook = model.model.layers[4].register_forward_pre_hook(nested)
+    with ended(model) as outer, ended(other) as inner, torch.no_grad():
+        model(ids)
+    hook.remove()
+    requests = model.hotset.requests()[-1], other.hotset.requests()[-1]
+    other.hotset.close()
+    assert [(step.batch, step.length) for step in outer + inner] == [(1, 3), (1, 2)]
+    assert [request.as_dict()["prefill"]["events"] for request in requests] == [8, 8]
+
+
+@pytest.mark.parametrize("family", ["switch_transformers", "nllb_moe"])
+def test_an_encoder_that_runs_alone_is_part_of_its_decoders_request(family: str) -> None:
+    attached = hotset.attach(tiny.make(family), memory="50%")
+    ids = tiny.inputs(family, attached)["input_ids"][:1]
+    with ended(attached) as seen, attached.hotset.trace() as recorder:
+        for _ in range(2):
+            attached.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False, num_beams=1)
+    found = [request.as_dict() for request in attached.hotset.requests()]
+    trace = recorder.finish()
+    attached.hotset.close()
+    assert [step.first_request for step in seen] == [0] * 4 + [1] * 4  # the encoder, then three tokens
+    assert [each["decode_tokens"] for each in found] == [2, 2]
+    assert (trace.requests, trace.steps) == (2, 8)

@@ -31,6 +31,7 @@ def chat(
     host_memory: opt.HostMemory = "auto",
     policy: opt.PolicyName = "blend",
     scope: opt.ScopeName = "layer",
+    staging: opt.Staging = None,
     prefetch: opt.Prefetch = "auto",
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
@@ -61,7 +62,8 @@ def chat(
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
         profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, trust_remote_code=trust_remote_code,
+        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, staging=staging,
+        trust_remote_code=trust_remote_code,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

@@ -43,6 +43,7 @@ class Wanted:
     warm_pin: str = "off"
     prefetch: str = "auto"
     engine: str = "auto"
+    staging: int | None = None
     trust_remote_code: bool = False
     observe: bool = False  # count what is routed even where all experts fit
 
@@ -224,6 +225,7 @@ def _load_model(place: str, wanted: Wanted) -> Any:
             warm_pin=wanted.warm_pin,
             prefetch=wanted.prefetch,
             engine=wanted.engine,
+            staging=wanted.staging,
             trust_remote_code=wanted.trust_remote_code,
         )
     if wanted.observe:

@@ -40,6 +40,8 @@ def record(
     host_memory: opt.HostMemory = "auto",
     policy: opt.PolicyName = "blend",
     scope: opt.ScopeName = "layer",
+    staging: opt.Staging = None,
+    prefetch: opt.Prefetch = "auto",
     device: opt.Device = "auto",
     engine: opt.Engine = "auto",
     dtype: opt.Dtype = "auto",
@@ -64,7 +66,7 @@ def record(
     found = read_prompts(prompts, limit)
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
-        engine=engine, trust_remote_code=trust_remote_code,
+        engine=engine, staging=staging, prefetch=prefetch, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

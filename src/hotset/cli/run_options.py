@@ -44,6 +44,18 @@ ScopeName = Annotated[
     str,
     typer.Option("--scope", help="Slots belong to each layer, or to one pool: layer | pool.", rich_help_panel=_MEMORY),
 ]
+Staging = Annotated[
+    int | None,
+    typer.Option(
+        "--staging",
+        metavar="SLOTS",
+        help="Slots that experts without a place in the cache pass through; for batches on a GPU, batch x top_k.",
+        min=1,
+        max=65_536,
+        show_default=False,
+        rich_help_panel=_MEMORY,
+    ),
+]
 Prefetch = Annotated[
     str,
     typer.Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hotset.errors import HotsetError, StopAsked
+from hotset.models.call_values import copied, is_plain, let_go, own, set_lengths, signature_of, tensors_of
 from hotset.models.fused import fused
 from hotset.models.static_caches import LentCaches, is_static
 from hotset.models.wishes import Wishes
@@ -29,8 +31,6 @@ WARM_UPS = 2
 MOST_GRAPHS = 16
 MOST_IN_A_ROW = 8
 _TAKEN = ("forward", "generate")
-_WISHES = ("output_hidden_states", "output_attentions", "output_router_logits")
-_UNUSUAL = ("inputs_embeds", "labels")
 
 
 class Variant(NamedTuple):
@@ -83,6 +83,21 @@ class Capture:
         return outputs
 
 
+class Calls(threading.local):
+    """The calls of generate that a thread has under way and that move their cache about."""
+
+    under_way = 0
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """A context in which one more is."""
+        self.under_way += 1
+        try:
+            yield
+        finally:
+            self.under_way -= 1
+
+
 def _say_nothing(*_: str) -> None:
     """For whoever is not listened to."""
 
@@ -112,8 +127,8 @@ class DecodeGraphs:
         self.why_not: str | None = None  # the device does not drive any more
         self._in_a_row = 0  # captures, and calls that would have been some, since a graph was used again
         self._before: dict[str, Any] = {}  # what the model had in our places
-        self._told: set[int] = set()  # sizes of batches that were too large
-        self._reordering = 0  # calls under way of a generate that moves its cache about
+        self._told: set[int | str] = set()  # sizes of batches that were too large, and what moves a cache about
+        self._calls = Calls()
 
     def install(self) -> Callable[[], None]:
         """Take the place of the model's forward and generate; returns what ends it."""
@@ -123,12 +138,14 @@ class DecodeGraphs:
 
         def generate(*args: Any, **kwargs: Any) -> Any:
             moves = Wishes(args, kwargs, self.model.generation_config).moves_cache
-            self._reordering += moves
+            if moves is not None:
+                self._tell_of_moves(moves)
+                with self._calls.moving():
+                    return self.generate(*args, **self._uncompiled(kwargs))
             given = self._with_cache(args, kwargs)
             try:
                 return self.generate(*args, **given)
             finally:
-                self._reordering -= moves
                 if kwargs.get("past_key_values") is None and self.why_not is None:
                     self.caches.keep(given.get("past_key_values"))
 
@@ -149,15 +166,25 @@ class DecodeGraphs:
         """Give a call of generate a cache of fixed size, where it leaves the choice to us and that can be captured."""
         ids = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs"))
         wishes = Wishes(args, kwargs, self.model.generation_config)
+        kwargs = self._uncompiled(kwargs)
         if self.why_not is not None:
             return kwargs
-        kwargs = kwargs | {
-            "disable_compile": True
-        }  # with a cache of fixed size stock compiles: steps are captured here
         if not isinstance(ids, Tensor) or wishes.other_cache or self._has_encoder:
             return kwargs
         cache = self.caches.lend(len(ids) * wishes.answers, wishes.length(ids))
         return kwargs if cache is None else kwargs | {"past_key_values": cache}
+
+    def _uncompiled(self, kwargs: Values) -> Values:
+        """With a cache of fixed size stock compiles: where steps are captured here, it must not."""
+        return kwargs if self.why_not is not None else kwargs | {"disable_compile": True}
+
+    def _tell_of_moves(self, what: str) -> None:
+        """Say once of each way to write that the host drives it."""
+        if self.why_not is None and what not in self._told:
+            self._told.add(what)
+            self.remark(
+                f"the host drives calls with {what}: they move the key-value cache, which a graph cannot follow"
+            )
 
     @property
     def _has_encoder(self) -> bool:
@@ -184,12 +211,12 @@ class DecodeGraphs:
             and isinstance(ids, Tensor)
             and ids.device.type == self.engine.device.type
             and ids.shape[1:] == (1,)
-            and not self._reordering
+            and not self._calls.under_way
             and not torch.is_autocast_enabled(
                 ids.device.type
             )  # it keeps copies of weights, which a graph would outlive
             and is_static(values.get("past_key_values"))
-            and _is_plain(values, self.model.config)
+            and is_plain(values, self.model.config)
             and self._fits(ids.shape[0])
         )
 
@@ -201,7 +228,7 @@ class DecodeGraphs:
             shape = self.engine.shape
             self.remark(
                 f"the host drives batches of {tokens}: for the device to do it, load the model with "
-                f"staging={min(tokens * shape.top_k, shape.experts)} or more"
+                f"{min(tokens * shape.top_k, shape.experts)} staging slots or more (--staging, or staging= in Python)"
             )
         return fits
 
@@ -230,7 +257,7 @@ class DecodeGraphs:
         engine = self.engine
         recording = engine.recorder_of(step) is not None
         variant = Variant(engine.guesses_in(step), recording, engine.gate if recording else None)
-        key = _signature_of(values), variant.key, engine.built
+        key = signature_of(values), variant.key, engine.built
         found = self.held.pop(key, None)
         if found is not None and found.cache() is values["past_key_values"]:
             self._in_a_row = 0
@@ -271,23 +298,23 @@ class DecodeGraphs:
         side = engine.side_for(values["input_ids"].shape[0])
         engine.hand_over()  # a rehearsal writes to the rows of guesses: it must know which these are
         with torch.inference_mode(False), torch.no_grad():
-            inputs = {name: _own(value) for name, value in values.items()}
+            inputs = {name: own(value) for name, value in values.items()}
             lengths = [layer.cumulative_length.clone() for layer in cache.layers]
         step = Capture(self.forward, engine, side, inputs, variant, self._pool())
         try:
             with fused(self.model, engine.device), torch.no_grad():
                 with aside(engine.device):
                     for _ in range(WARM_UPS):
-                        _set_lengths(cache, lengths)  # there may be room for one token more, and not for two
+                        set_lengths(cache, lengths)  # there may be room for one token more, and not for two
                         step(rehearse=True)
-                _set_lengths(cache, lengths)
+                set_lengths(cache, lengths)
                 graph, outputs = recorded(step)
         finally:
             engine.streams.wait_for_all()  # where it failed, something may still run
-            _set_lengths(cache, lengths)
+            set_lengths(cache, lengths)
             side.forget()
-        _let_go(outputs, cache)
-        return Captured(graph, _tensors_of(inputs), outputs, side, weakref.ref(cache), variant)
+        let_go(outputs, cache)
+        return Captured(graph, tensors_of(inputs), outputs, side, weakref.ref(cache), variant)
 
     def _pool(self) -> Any:
         """The memory of all graphs, since only one of them runs at a time; a new one where no graph uses it any more.
@@ -301,13 +328,13 @@ class DecodeGraphs:
 
     def _run(self, step: Step, captured: Captured, values: Values) -> Any:
         def launch() -> None:
-            for name, tensor in _tensors_of(values).items():
+            for name, tensor in tensors_of(values).items():
                 captured.inputs[name].copy_(tensor)
             captured.graph.replay()
 
         timed, captured.is_fresh = not captured.is_fresh, False
         self.engine.run(step, captured.side, launch, guessing=captured.variant.guessing, timed=timed)
-        return _copied(captured.outputs, values["past_key_values"])
+        return copied(captured.outputs, values["past_key_values"])
 
 
 def recorded(step: Capture) -> tuple[Any, Any]:
@@ -356,70 +383,3 @@ def aside(device: torch.device) -> Iterator[None]:
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which kernels and streams are those of a device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _set_lengths(cache: Any, lengths: list[Tensor]) -> None:
-    """Say how many tokens the layers of a cache hold."""
-    for layer, length in zip(cache.layers, lengths, strict=True):
-        layer.cumulative_length.copy_(length)
-
-
-def _is_plain(values: Values, config: Any) -> bool:
-    """Whether a call asks for nothing but logits, with arguments that a graph can be told apart by."""
-    if any(values.get(name) is not None for name in _UNUSUAL):
-        return False
-    if _wished(values, config, "return_dict") is False or any(_wished(values, config, name) for name in _WISHES):
-        return False
-    return all(_is_known(value) for name, value in values.items() if name != "past_key_values")
-
-
-def _wished(values: Values, config: Any, name: str) -> Any:
-    given = values.get(name)
-    return getattr(config, name, None) if given is None else given
-
-
-def _is_known(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(part is None or isinstance(part, Tensor) for part in value.values())
-    return value is None or isinstance(value, Tensor | int | float | str)
-
-
-def _tensors_of(values: Values) -> dict[str, Tensor]:
-    """All tensors among the arguments of a call, those in dictionaries by both names."""
-    found: dict[str, Tensor] = {}
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            found[name] = value
-        elif isinstance(value, dict):
-            found |= {f"{name}.{key}": part for key, part in value.items() if isinstance(part, Tensor)}
-    return found
-
-
-def _signature_of(values: Values) -> tuple[Any, ...]:
-    """What must be alike for a graph to be used again."""
-    tensors = tuple((name, tuple(t.shape), t.dtype) for name, t in sorted(_tensors_of(values).items()))
-    plain = tuple((name, value) for name, value in sorted(values.items()) if isinstance(value, int | float | str))
-    cache = values["past_key_values"]
-    places = cache.layers[0].keys.data_ptr(), cache.layers[-1].values.data_ptr()
-    return tensors, plain, id(cache), places, torch.is_inference_mode_enabled()
-
-
-def _own(value: Any) -> Any:
-    """A copy that the graph may read at every replay."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _own(part) for key, part in value.items()}
-    return value
-
-
-def _let_go(outputs: Any, cache: Any) -> None:
-    """Have outputs not keep a cache alive: it comes with every call."""
-    for name in [name for name, value in outputs.items() if value is cache]:
-        outputs[name] = None
-
-
-def _copied(outputs: Any, cache: Any) -> Any:
-    """The outputs as the caller may keep them: the next replay overwrites what the graph writes."""
-    kept = {name: value.clone() if isinstance(value, Tensor) else value for name, value in outputs.items()}
-    return type(outputs)(**kept | {"past_key_values": cache})

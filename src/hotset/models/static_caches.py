@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ class LentCaches:
     def __init__(self, config: Any) -> None:
         self.config = config
         self._kept: dict[tuple[int, int, bool], Any] = {}
+        self._lock = threading.Lock()  # several threads may answer at a time
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -27,7 +29,9 @@ class LentCaches:
         """
         length = length_for(tokens)
         size = batch, length, torch.is_inference_mode_enabled()
-        cache = self._kept.pop(size, None) or static_cache(self.config, length)
+        with self._lock:
+            cache = self._kept.pop(size, None)
+        cache = cache or static_cache(self.config, length)
         if not has_static_layers(cache):
             return None
         cache.reset()
@@ -39,9 +43,10 @@ class LentCaches:
         size = getattr(cache, "hotset_size", None)
         if size is None:
             return
-        while len(self._kept) >= MOST:
-            del self._kept[next(iter(self._kept))]
-        self._kept[size] = cache
+        with self._lock:
+            while len(self._kept) >= MOST:
+                del self._kept[next(iter(self._kept))]
+            self._kept[size] = cache
 
     def clear(self) -> None:
         """Let all go."""

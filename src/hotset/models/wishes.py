@@ -10,7 +10,13 @@ Tensor = torch.Tensor
 Values = dict[str, Any]
 
 
-_ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
+_DRAFTS = {
+    "assistant_model": "an assistant's drafts",
+    "prompt_lookup_num_tokens": "drafts by prompt lookup",
+    "assistant_early_exit": "drafts by early exit",
+    "use_mtp": "drafts by multi-token prediction",
+}
+"""Options by which tokens are drafted and some of them taken back, and what to call that."""
 
 
 class Wishes:
@@ -25,9 +31,11 @@ class Wishes:
         return next((value for value in given if value is not None), None)
 
     @property
-    def moves_cache(self) -> bool:
-        """Whether it searches in a way that reorders the cache, or takes tokens back."""
-        return bool((self._wish("num_beams") or 1) > 1 or any(self._wish(name) for name in _ASSISTED))
+    def moves_cache(self) -> str | None:
+        """What makes it reorder the cache or take tokens back, in words; None if nothing does."""
+        if (self._wish("num_beams") or 1) > 1:
+            return "beam search"
+        return next((what for name, what in _DRAFTS.items() if self._wish(name)), None)
 
     @property
     def other_cache(self) -> bool:
