@@ -92,10 +92,3 @@ def test_a_model_that_fits_is_left_alone_and_can_still_be_recorded() -> None:
     assert model.hotset.stats()["hits"] == model.hotset.stats()["asked"] > 0
     hotset.detach(model)
     assert torch.equal(tiny.logits(model, given), expected)
-
-
-def test_training_is_refused() -> None:
-    model = hotset.attach(tiny.make("mixtral"), memory="50%").train()
-    with pytest.raises(ModelError, match=r"model\.eval"):
-        model(**tiny.inputs("mixtral", model))
-    hotset.detach(model)

@@ -164,19 +164,27 @@ def test_fresh_statistics_are_plain_json(memory: str, tmp_path: Path) -> None:
 
 
 EXIT = """
-import sys; sys.path.insert(0, sys.argv[1])
+import gc, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
 import tiny_models as tiny, hotset
-model = hotset.attach(tiny.make("qwen3_moe"), memory="50%", spill=sys.argv[2])
+spill = Path(sys.argv[2])
+model = hotset.attach(tiny.make("qwen3_moe"), memory="50%", spill=spill)
 tiny.logits(model, tiny.inputs("qwen3_moe", model))
-assert len(list(__import__("pathlib").Path(sys.argv[2]).iterdir())) == 1
+assert len(list(spill.iterdir())) == 1
+del model
+gc.collect()
+assert list(spill.iterdir()) == []
+model = hotset.attach(tiny.make("qwen3_moe"), memory="50%", spill=spill)
+assert len(list(spill.iterdir())) == 1
+raise SystemExit(3)
 """
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "del model; import gc; gc.collect()"])
-def test_the_spill_folder_goes_when_the_process_ends(end: str, tmp_path: Path) -> None:
+def test_the_spill_folder_goes_with_the_model_and_with_the_process(tmp_path: Path) -> None:
     families = Path(__file__).parent.parent / "families"
     done = subprocess.run(
-        [sys.executable, "-c", EXIT + end, str(families), str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", EXIT, str(families), str(tmp_path)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == (3 if "3" in end else 0), done.stderr
+    assert done.returncode == 3, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -170,3 +170,22 @@ def test_a_failing_disk_behind_the_ram_tier_leaves_it_in_order(stock: Any, monke
     with torch.no_grad():
         assert torch.allclose(model(ids).logits, stock(ids).logits, atol=1e-4)
     model.hotset.close()
+
+
+@pytest.mark.parametrize(
+    ("slots", "staging", "host_slots"), [(8, 1, 64), (64, 2, 64), (64, 8, 512), (128, 3, 100), (504, 5, 40)]
+)
+def test_gradients_through_a_ram_tier_are_stocks(stock: Any, slots: int, staging: int, host_slots: int) -> None:
+    model = load(slots, staging, host_slots, plain_kernel)
+    ids = torch.tensor([[5, 900, 31, 7, 77, 1200]])
+    found = []
+    for one in (stock, model):
+        one.zero_grad()
+        one(input_ids=ids, labels=ids).loss.backward()
+        found.append({name: p.grad for name, p in one.named_parameters() if p.grad is not None})
+    wanted, ours = found
+    assert set(ours) == set(wanted) & {name for name, _ in model.named_parameters()}
+    for name, value in ours.items():
+        assert (value - wanted[name]).norm() <= 1e-4 * wanted[name].norm() + 1e-7, name
+    assert model.hotset.stats()["backward"]["events"] == model.hotset.engine.shape.layers
+    model.hotset.close()

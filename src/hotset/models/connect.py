@@ -23,8 +23,9 @@ from hotset.models.tracker import StepTracker
 from hotset.policies import parse
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.cpu import CpuEngine
-from hotset.runtime.engine import Engine, refuse_training
+from hotset.runtime.engine import Engine
 from hotset.runtime.forecasting import ForecastGuesser
+from hotset.runtime.gradients import differentiable, refuse_dropout
 from hotset.runtime.payoff import Payoff
 from hotset.runtime.stock import StockEngine
 from hotset.store import Catalog
@@ -162,10 +163,15 @@ def _handle(model: Any, engine: Engine, sites: list[Site]) -> Handle:
 
 
 def _forward(engine: Engine, tracker: StepTracker, layer: int, site: Site) -> Forward:
+    def serve(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return engine.forward(tracker.current(), layer, hidden, index, weights)
+
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         engine.check_usable()
-        refuse_training(site.module)
-        return engine.forward(tracker.current(), layer, hidden, index, weights)
+        if not isinstance(engine, CachingEngine):
+            return serve(hidden, index, weights)
+        refuse_dropout(site.module)
+        return differentiable(engine, layer, site.module, serve, (hidden, index, weights))
 
     uncompiled: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     return uncompiled

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -127,7 +128,7 @@ class DecodeGraphs:
         self.why_not: str | None = None  # the device does not drive any more
         self._in_a_row = 0  # captures, and calls that would have been some, since a graph was used again
         self._before: dict[str, Any] = {}  # what the model had in our places
-        self._told: set[int | str] = set()  # sizes of batches that were too large, and what moves a cache about
+        self._told: set[int | str] = set()  # sizes of batches that were too large, and what keeps the device from steps
         self._calls = Calls()
 
     def install(self) -> Callable[[], None]:
@@ -218,7 +219,20 @@ class DecodeGraphs:
             and is_static(values.get("past_key_values"))
             and is_plain(values, self.model.config)
             and self._fits(ids.shape[0])
+            and not self._needs_gradients(values)
         )
+
+    def _needs_gradients(self, values: Values) -> bool:
+        """Whether gradients may be asked for: a graph has none to give; says so once."""
+        if not torch.is_grad_enabled():
+            return False
+        kept = (layer.keys for layer in values["past_key_values"].layers)  # earlier steps may have had some
+        if not any(part is not None and part.requires_grad for part in chain(self.model.parameters(), kept)):
+            return False
+        if "gradients" not in self._told:
+            self._told.add("gradients")
+            self.remark("the host drives steps whose gradients may be asked for: decode under torch.no_grad()")
+        return True
 
     def _fits(self, tokens: int) -> bool:
         """Whether the device serves so many tokens at once; says once, of each number, what it lacks to do so."""

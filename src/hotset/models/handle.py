@@ -7,6 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,8 @@ class Handle(Insight):
 
         Hits and misses are the cache's own, as a replay gives them. `prefetch_hits` are misses that nobody waited for,
         since a guess had fetched them in time; `late` are those that were still on their way. A `hit_rate` is None
-        until an expert was asked for.
+        until an expert was asked for. `backward` is what backward passes asked for: the policy
+        and these counts do not know of it.
         """
         engine, clock = self.engine, self.engine.clock
         engine.settle()
@@ -119,6 +121,7 @@ class Handle(Insight):
             "stall_share": clock.stall_s / clock.pass_s if clock.pass_s else 0.0,
             "pins": len(engine.controller.pins()),
             "background_bytes": self.background_bytes(),
+            "backward": asdict(clock.backward),
             **self.learning(),
         }
 

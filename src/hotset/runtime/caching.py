@@ -20,6 +20,7 @@ from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.guessing import Guesser
+from hotset.runtime.math import SlotExperts
 from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.store import Catalog, SlotLayout
@@ -30,6 +31,9 @@ Tensor = torch.Tensor
 Loads = npt.NDArray[np.int32]
 LoadListener = Callable[[int, Loads], None]
 """Told of every event that had to load: its layer, and rows of expert, slot, layer and expert that left."""
+
+Work = Callable[[Sequence[int], Sequence[int]], None]
+"""Computes with some experts of an event, and the rows of memory in which they lie."""
 
 _PIN_TRIES = 3  # what the RAM tier has just read for a pin may have to leave it before it is copied
 
@@ -48,6 +52,7 @@ class CachingEngine(Engine):
         self._experts = [len(layer.experts) for layer in catalog.layers]
         self._broken = False
         self._closed = False
+        self.layers: list[SlotExperts] = []
 
     def forward(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
@@ -205,6 +210,49 @@ class CachingEngine(Engine):
             here = {key for key in keys if self.controller.table.slot_of[key] >= 0}
             self.controller.pin(here)
         return [key for key in keys if key not in here]
+
+    def num_experts(self, layer: int) -> int:
+        """How many experts a layer has."""
+        return self._experts[layer]
+
+    def serve_again(self, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """The output of one layer's experts for an event that was served before, past the policy."""
+        if not index.numel():
+            return torch.zeros_like(hidden)
+        with torch.no_grad():
+            event = LiveEvent(hidden, index, weights, self._experts[layer])
+            if len(event.experts):
+                self.revisit(layer, event, lambda experts, rows: self.compute_rows(layer, event, experts, rows))
+            return event.total()
+
+    def revisit(self, layer: int, event: LiveEvent, work: Work) -> None:
+        """Compute with the experts of an event once more: with residents where they lie, with others in staging.
+
+        The policy does not hear of it: no expert comes or goes, and it is neither a hit nor a miss.
+        """
+        with self._lock:
+            self._refuse_if_broken()
+            slots = self.controller.table.slot_of[layer, event.experts]
+            here, absent = event.experts[slots >= 0], event.experts[slots < 0].tolist()
+            count, source = self.clock.backward, self.catalog.layers[layer]
+            count.events += 1
+            count.resident += len(here)
+            count.fetched += len(absent)
+            count.fetched_bytes += sum(source.read_bytes(expert) for expert in absent)
+            rows = self.rows_of(layer, here)
+            self.pass_through(layer, absent, work, lambda: work(here.tolist(), rows) if len(here) else None)
+
+    @abstractmethod
+    def rows_of(self, layer: int, experts: npt.NDArray[np.int32]) -> list[int]:
+        """Where resident experts lie in memory."""
+
+    @abstractmethod
+    def pass_through(self, layer: int, experts: list[int], work: Work, meanwhile: Callable[[], None]) -> None:
+        """Bring experts into staging and work with them, and do something else while the first are on their way."""
+
+    @abstractmethod
+    def compute_rows(self, layer: int, event: LiveEvent, experts: Sequence[int], rows: Sequence[int]) -> None:
+        """Compute some of the event's experts, which lie in these rows."""
 
     @abstractmethod
     def bring_in(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from hotset.cache.controller import Controller
 from hotset.runtime.ahead import AheadOfDisk, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import BackgroundReader
-from hotset.runtime.caching import CachingEngine, Loads
+from hotset.runtime.caching import CachingEngine, Loads, Work
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.math import ExpertMath, SlotExperts
 from hotset.runtime.step import Step
@@ -129,6 +129,41 @@ class CpuEngine(CachingEngine):
             source = self.catalog.layers[layer]
             self.clock.loaded_bytes += sum(source.read_bytes(load.expert) for load in loads)
             self.readers.start(flight, loads)
+
+    def rows_of(self, layer: int, experts: npt.NDArray[np.int32]) -> list[int]:
+        """Where resident experts lie in memory."""
+        rows: list[int] = self._row_of[self.controller.table.slot_of[layer, experts]].tolist()
+        return rows
+
+    def pass_through(self, layer: int, experts: list[int], work: Work, meanwhile: Callable[[], None]) -> None:
+        """Bring experts into staging and work with them, and do something else while the first are on their way."""
+        flight, free, where = Flight(), list(self._staging), dict[int, int]()
+        try:
+            self._send_through(layer, flight, experts, free, where)
+            meanwhile()
+            while where:
+                arrived = sorted(flight.take())
+                rows = [where.pop(expert) for expert in arrived]
+                work(arrived, rows)
+                free += rows
+                self._send_through(layer, flight, experts, free, where)
+        except BaseException:
+            flight.abandon()  # nothing may be written to staging any more
+            raise
+
+    def _send_through(
+        self, layer: int, flight: Flight, waiting: list[int], free: list[int], where: dict[int, int]
+    ) -> None:
+        """Have as many experts read as there is staging for."""
+        now = {expert: free.pop() for expert in waiting[: len(free)]}
+        del waiting[: len(now)]
+        where.update(now)
+        if now:
+            self.readers.start(flight, [Load(layer, expert, row) for expert, row in now.items()])
+
+    def compute_rows(self, layer: int, event: LiveEvent, experts: Sequence[int], rows: Sequence[int]) -> None:
+        """Compute some of the event's experts, which lie in these rows."""
+        self._compute_in(layer, event, event.positions(list(experts)), rows)
 
     def fetch(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""

@@ -15,7 +15,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.runtime.ahead import AheadSlots, Guess
 from hotset.runtime.arena import Arena
-from hotset.runtime.caching import CachingEngine, Loads
+from hotset.runtime.caching import CachingEngine, Loads, Work
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.host import HostTier
 from hotset.runtime.math import ExpertMath, SlotExperts, SlotLinear
@@ -249,6 +249,50 @@ class DeviceEngine(CachingEngine):
             self._arrived[1].add(expert)
             began = time.perf_counter()
 
+    def rows_of(self, layer: int, experts: npt.NDArray[np.int32]) -> list[int]:
+        """Where resident experts lie in memory."""
+        rows: list[int] = self._row_of[self.controller.table.slot_of[layer, experts]].tolist()
+        return rows
+
+    def pass_through(self, layer: int, experts: list[int], work: Work, meanwhile: Callable[[], None]) -> None:
+        """Bring experts into staging and work with them, and do something else while the first are on their way."""
+        unseated = np.array([[expert, -1] for expert in experts], np.int32).reshape(-1, 2)
+        computed: list[Any] = [None, None]
+        groups = self._groups(unseated, together=False)
+        try:
+            for number, group in enumerate(groups):
+                assert group.half is not None  # noqa: S101 - none of them has a slot
+                if computed[group.half] is not None:
+                    self.streams.copies_wait_for(computed[group.half])
+                landed = self._copy_through(layer, group)
+                if number == 0:
+                    meanwhile()
+                self.streams.wait_for(landed)
+                work(group.experts, group.slots)
+                computed[group.half] = self.streams.mark()
+            if not groups:
+                meanwhile()
+        except BaseException:
+            self.streams.wait_for_all()  # nothing may be written to staging any more
+            raise
+
+    def _copy_through(self, layer: int, group: Group) -> Any:
+        """Copy a group from the RAM tier, which reads what it does not hold; returns what marks the end."""
+        used, ready = self.catalog.layers[layer].layout.used_bytes, self.host.where(layer, group.experts)
+        if ready is not None:
+            found: Iterable[tuple[int, int]] = zip(group.experts, ready, strict=True)
+        else:
+            found = self.host.bring(layer, group.experts, [1] * len(group.experts), Phase.PREFILL)
+        target = dict(zip(group.experts, group.slots, strict=True))
+        for expert, row in found:
+            with self.streams.copying():
+                self._rows[target[expert], :used].copy_(self._host_rows[row, :used], non_blocking=True)
+        return self.streams.mark_copies()
+
+    def compute_rows(self, layer: int, event: LiveEvent, experts: Sequence[int], rows: Sequence[int]) -> None:
+        """Compute some of the event's experts, which lie in these rows."""
+        self._compute_in(layer, event, np.array(experts, np.int32), np.array(rows, np.int32))
+
     def copy_ahead(self, row: int, source: int, used_bytes: int) -> None:
         """Copy a slot of the RAM tier to a row, on the stream of whoever calls."""
         self._rows[row, :used_bytes].copy_(self._host_rows[source, :used_bytes], non_blocking=True)
@@ -436,6 +480,11 @@ class Streams:
         idle = stream.record_event(self._cuda.Event(enable_timing=True))
         stream.wait_event(landed)
         self._waits.append((idle, landed))
+
+    def wait_for(self, landed: Any) -> None:
+        """Let the arithmetic from here on begin after a mark, off the books."""
+        if landed is not None:
+            torch.cuda.current_stream(self.device).wait_event(landed)
 
     def copies_wait_for(self, mark: Any) -> None:
         """Let the copies from here on begin after a mark."""

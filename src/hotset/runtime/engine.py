@@ -13,7 +13,6 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.supervisor import Supervisor
-from hotset.errors import ModelError
 from hotset.owner import Owner
 from hotset.runtime.requests import Request, RequestLog
 from hotset.runtime.step import Step
@@ -22,6 +21,16 @@ from hotset.trace import Phase
 from hotset.trace.recorder import Recorder
 
 Tensor = torch.Tensor
+
+
+@dataclass
+class Revisits:
+    """What backward passes asked for: events, experts that were resident, and those that were fetched."""
+
+    events: int = 0
+    resident: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
 
 
 @dataclass
@@ -34,6 +43,7 @@ class Clock:
     loaded_bytes: int = 0
     passes: int = 0
     tokens: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    backward: Revisits = field(default_factory=Revisits)
 
 
 class Engine(ABC):
@@ -129,7 +139,8 @@ class Engine(ABC):
         if recorder is None:
             return
         chosen, mass = index.cpu().numpy(), weights.detach().to(torch.float16).cpu().numpy()
-        said = None if self.gate is None else self.gate(layer, hidden).cpu().numpy()
+        with torch.no_grad():
+            said = None if self.gate is None else self.gate(layer, hidden).cpu().numpy()
         request = step.requests(len(index))
         recorder.note(step.number, layer, chosen, mass, request, step.phase, step.token_ids, said)
 
@@ -147,9 +158,3 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give back threads, files and memory."""
-
-
-def refuse_training(module: torch.nn.Module) -> None:
-    """Gradients through weights that come and go would be silently wrong."""
-    if module.training and torch.is_grad_enabled():
-        raise ModelError("hotset runs models, it does not train them: call model.eval() first")

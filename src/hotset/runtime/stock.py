@@ -10,6 +10,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent
+from hotset.runtime.gradients import in_backward
 from hotset.runtime.step import Step
 
 Tensor = torch.Tensor
@@ -28,7 +29,8 @@ class StockEngine(Engine):
 
     def forward(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """Note what was routed, and let the stock implementation compute."""
-        if self.owner.is_here:  # a child runs on, but counts nothing: there the lock may be held for ever
+        # A child runs on, but counts nothing: there the lock may be held for ever. A checkpointed layer was counted.
+        if self.owner.is_here and not in_backward():
             self._count(step, layer, hidden, index, weights)
         return self.implementations[layer](hidden, index, weights)
 

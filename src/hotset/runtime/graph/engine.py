@@ -20,8 +20,10 @@ from hotset.cache.shadow import log_is_full
 from hotset.errors import HotsetError
 from hotset.policies import Policy
 from hotset.runtime.background import Warmer
+from hotset.runtime.caching import Work
 from hotset.runtime.device import DeviceEngine
 from hotset.runtime.even_times import EvenTimes
+from hotset.runtime.event import LiveEvent
 from hotset.runtime.forecasting import ForecastGuesser
 from hotset.runtime.graph.ahead_state import AheadState, Tallies
 from hotset.runtime.graph.device_table import DeviceTable
@@ -142,6 +144,13 @@ class GraphEngine(DeviceEngine):
                 self.take_back()
             self._handed = None
             return super().forward(step, layer, hidden, index, weights)
+
+    def revisit(self, layer: int, event: LiveEvent, work: Work) -> None:
+        """Compute with the experts of an event once more, with the host in charge."""
+        with self._lock:
+            if self._device_is_ahead:
+                self.take_back()
+            super().revisit(layer, event, work)
 
     @property
     def can_guess(self) -> bool:

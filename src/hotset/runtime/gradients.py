@@ -1,0 +1,165 @@
+"""Gradients through experts that come and go: of a layer's input, of the router's weights and of norms among experts.
+
+The backward pass needs the experts of an event once more. It does not route it again: what is resident is used where it
+lies, the rest passes through staging. So no expert is admitted or evicted by it, hits, misses and recordings are those
+of the forward pass, and `stats()["backward"]` says what was fetched. The experts' own weights are constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from hotset.errors import ModelError
+from hotset.runtime.caching import CachingEngine
+from hotset.runtime.event import LiveEvent
+from hotset.runtime.math import SlotExperts, SlotLinear
+
+Tensor = torch.Tensor
+Serve = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""hidden [tokens, width], index and weights [tokens, top_k] -> [tokens, width]"""
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is under way in this thread: then a forward is that of a checkpointed layer, again."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def differentiable(
+    engine: CachingEngine, layer: int, module: torch.nn.Module, serve: Serve, given: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Serve one event so that gradients go through it, if anything wants some; else `serve` alone is called."""
+    hidden, index, weights = given
+    if in_backward():
+        serve = _serve_again(engine, layer)
+    if not torch.is_grad_enabled():
+        return serve(hidden, index, weights)
+    learnt = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not (hidden.requires_grad or weights.requires_grad or learnt):
+        return serve(hidden, index, weights)
+    refuse_trained_experts(module)
+    out: Tensor = _Experts.apply(hidden, weights, index, engine, layer, serve, *learnt)  # type: ignore[no-untyped-call]
+    return out
+
+
+def refuse_trained_experts(module: torch.nn.Module) -> None:
+    """The weights of experts get no gradients: who asks for some must be told."""
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor) and value.requires_grad:
+                raise ModelError("experts that hotset serves are frozen: set requires_grad of other weights only")
+
+
+def refuse_dropout(module: torch.nn.Module) -> None:
+    """In training mode the experts of some families drop values at random, which those in slots do not."""
+    if not module.training:
+        return
+    kinds = torch.nn.modules.dropout._DropoutNd
+    drops = getattr(module, "moe_token_dropout", 0) or any(
+        part.p > 0 for part in module.modules() if isinstance(part, kinds)
+    )
+    if drops:
+        raise ModelError(
+            "the experts of this model use dropout in training mode, which hotset does not: call model.eval(), where "
+            "gradients are right too, or load it with its dropout rates set to 0"
+        )
+
+
+def _serve_again(engine: CachingEngine, layer: int) -> Serve:
+    def serve(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        return engine.serve_again(layer, hidden, index, weights)
+
+    return serve
+
+
+class _Experts(torch.autograd.Function):
+    """The experts of one layer as a function of its input, the router's weights and what else they learn."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weights: Tensor,
+        index: Tensor,
+        engine: CachingEngine,
+        layer: int,
+        serve: Serve,
+        *learnt: Tensor,
+    ) -> Tensor:
+        ctx.engine, ctx.layer = engine, layer
+        ctx.save_for_backward(hidden, weights, index, *learnt)
+        return serve(hidden, index, weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        hidden, weights, index, *learnt = ctx.saved_tensors
+        if not index.numel():
+            return torch.zeros_like(hidden), torch.zeros_like(weights), *[None] * (4 + len(learnt))
+        engine, layer = ctx.engine, ctx.layer
+        engine.check_usable()
+        event = LiveEvent(hidden, index, weights, engine.num_experts(layer))
+        back = Backward(event, engine.layers[layer], grad, learnt)
+        if len(event.experts):
+            engine.revisit(layer, event, back)
+        return back.of_hidden(), back.of_weights().view_as(weights), None, None, None, None, *back.of_learnt()
+
+
+class Backward:
+    """The gradients of one event; every pair of token and expert has a place of its own, as in the forward pass."""
+
+    def __init__(self, event: LiveEvent, experts: SlotExperts, grad: Tensor, learnt: Sequence[Tensor]) -> None:
+        self.event, self.experts, self.grad, self.learnt = event, experts, grad, learnt
+        pairs = event.tokens * event.top_k
+        self._rows = event.hidden.new_zeros((pairs, event.hidden.shape[-1]))
+        self._weights = torch.zeros_like(event.weights)
+        self._learnt: dict[int, tuple[Tensor | None, ...]] = {}
+
+    def __call__(self, experts: Sequence[int], rows: Sequence[int]) -> None:
+        """Take in some experts, which lie in these rows."""
+        device = self.event.hidden.device
+        with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            for expert, row in zip(experts, rows, strict=True):
+                pairs, _ = self.event.places(self.event.positions([expert]))
+                self._take_in(int(expert), int(row), torch.from_numpy(pairs).to(device))
+
+    def _take_in(self, expert: int, row: int, places: Tensor) -> None:
+        tokens = places // self.event.top_k
+        given = self.event.hidden[tokens].detach().requires_grad_()
+        weights = self.event.weights[places].detach().requires_grad_()
+        weighted = compute_one(self.experts, given, row) * weights.unsqueeze(-1)
+        wanted = (given, weights, *self.learnt)
+        found = torch.autograd.grad(weighted, wanted, self.grad[tokens].to(weighted.dtype), allow_unused=True)
+        of_given, of_weights, *of_learnt = found
+        if of_given is None or of_weights is None:
+            raise ModelError("the experts of this model cannot be differentiated: use torch.no_grad()")
+        self._rows[places], self._weights[places] = of_given, of_weights
+        self._learnt[expert] = tuple(of_learnt)
+
+    def of_hidden(self) -> Tensor:
+        """The gradient of the layer's input, summed over each token's experts in the router's order."""
+        return self._rows.view(self.event.tokens, self.event.top_k, -1).sum(dim=1)
+
+    def of_weights(self) -> Tensor:
+        """The gradient of the router's weights, pair by pair."""
+        return self._weights
+
+    def of_learnt(self) -> Iterator[Tensor | None]:
+        """The gradients of other parameters, summed in the order of experts, whichever arrived first."""
+        for number in range(len(self.learnt)):
+            parts = [part for expert in sorted(self._learnt) if (part := self._learnt[expert][number]) is not None]
+            yield torch.stack(parts).sum(dim=0) if parts else None
+
+
+def compute_one(experts: SlotExperts, given: Tensor, row: int) -> Tensor:
+    """What the expert in one row makes of its input, by operations that can be differentiated."""
+    out = _map(experts.down, experts.math.gate(_map(experts.up, given, row)), row)
+    return out if experts.math.norm is None else experts.math.norm(out)
+
+
+def _map(linear: SlotLinear, given: Tensor, row: int) -> Tensor:
+    out = given.to(linear.weights.dtype) @ linear.matrix(row)
+    return out if linear.biases is None else out + linear.biases[row]
