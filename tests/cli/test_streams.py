@@ -117,6 +117,7 @@ def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
     assert "not UTF-8 text (byte 4)" in call("run", "--file", file, *FEW).error
     assert "not UTF-8 text" in call("run", "--file", "-", *FEW, told=b"\xc3(").error
     assert "not UTF-8 text" in call("trace", "record", "--prompts", file, "-o", tmp_path / "t").error
+    assert "not UTF-8 text" in call("run", "-p", os.fsdecode(b"ciao\xff"), *FEW).error
     said = call("chat", *FEW, told=b"ciao\n\xff\xfe\n")
     assert said.code == 2
     assert "line 2 of stdin is not UTF-8 text" in said.err

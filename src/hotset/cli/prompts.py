@@ -65,12 +65,15 @@ def encode_prompt(loaded: Loaded, text: str, use_template: bool | None = None) -
 
 def encode_plain(loaded: Loaded, text: str) -> Any:
     """The tokens of a text as it is."""
+    _check_text(text)
     with _tokenising(loaded):
         return _checked(loaded, loaded.tokenizer(text, return_tensors="pt")["input_ids"])
 
 
 def encode_messages(loaded: Loaded, messages: Messages) -> Any:
     """The tokens of a conversation, as its template lays it out, up to where the model has to speak."""
+    for message in messages:
+        _check_text(message["content"])
     with _tokenising(loaded):
         if not _renders_jinja(loaded.tokenizer):
             found = loaded.tokenizer.apply_chat_template(
@@ -81,6 +84,16 @@ def encode_messages(loaded: Loaded, messages: Messages) -> Any:
         text = worker().render(template, messages, loaded.tokenizer.special_tokens_map)
         found = loaded.tokenizer(text, add_special_tokens=False, return_tensors="pt")
         return _checked(loaded, found["input_ids"])
+
+
+def _check_text(text: str) -> None:
+    """Refuse halves of characters, which arguments, terminals and JSON can hold and UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise HotsetError(
+            f"the prompt is not UTF-8 text (character {error.start:,}): convert it, or set the terminal to UTF-8"
+        ) from None
 
 
 def _tokenising(loaded: Loaded) -> AbstractContextManager[None]:

@@ -1,0 +1,42 @@
+"""A sample of benchmarks/trust/model_files.py: mutated files of a model's folder end well, or in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRUST = Path(__file__).parents[2] / "benchmarks" / "trust"
+SEED, CASES = 2014, 40
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(not TRUST.is_dir(), reason="needs the benchmarks beside the tests"),
+]
+
+
+@pytest.fixture(scope="module")
+def fuzz() -> Iterator[Any]:
+    sys.path.insert(0, str(TRUST))
+    try:
+        import model_files
+
+        yield model_files
+    finally:
+        sys.path.remove(str(TRUST))
+
+
+def test_mutated_files_of_a_model_end_well_or_in_one_line(fuzz: Any, tmp_path: Path) -> None:
+    base = fuzz.base_folder(tmp_path / "base")
+    codes = []
+    for case in range(CASES):
+        with fuzz.case_folder(base, SEED, case) as (place, name, command):
+            words = [command, str(place), *fuzz.COMMANDS[command]]
+            code, _, err = fuzz.call(words, tmp_path)
+        assert fuzz.judge(code, err) is None, (case, name, command, err)
+        codes.append(code)
+    assert set(codes) == {0, 2}
+    assert fuzz.call(["run", str(base), *fuzz.COMMANDS["run"]], tmp_path)[0] == 0
