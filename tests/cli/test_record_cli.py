@@ -84,6 +84,10 @@ def test_info_and_simulate_take_it(recorded: tuple[Path, dict[str, Any]]) -> Non
     rows = json.loads(call("simulate", out, "-p", "blend", "-b", "25%", "--fit", "0", "--json").stdout)["rows"]
     replayed = next(row for row in rows if row["policy"] == "blend" and row["phase"] == "decode")
     assert replayed["hit_rate"] == pytest.approx(document["decode_hit_rate"])
+    again = json.loads(call("simulate", out, "--fit", "0", "--json").stdout)
+    assert any(note.endswith("its cold row repeats that run") for note in again["notes"])
+    rows = [row for row in again["rows"] if (row["policy"], row["phase"]) == ("blend", "decode")]
+    assert {row["hits"] for row in rows if row["budget"].endswith("slots")} == {document["stats"]["decode"]["hits"]}
 
 
 def test_a_batch_leaves_no_padding_behind(prompts: Path, recorded: tuple[Path, dict[str, Any]]) -> None:

@@ -20,12 +20,12 @@ def simulate(
     traces: opt.Traces,
     policy: opt.Policies = None,
     budget: opt.Budgets = None,
-    scope: opt.ScopeName = "layer",
+    scope: opt.ScopeName = None,
     streams: opt.Streams = 1,
     mode: opt.Mode = "batch",
     fit: opt.Fit = 0.5,
     seed: opt.Seed = 0,
-    staging: opt.Staging = 0,
+    staging: opt.Staging = None,
     prefill: opt.Prefill = "free",
     expert_bytes: opt.ExpertBytes = None,
     link: opt.LinkSpeed = None,
@@ -43,12 +43,11 @@ def simulate(
     Example: hotset simulate chat.safetensors -p lru -p blend -b 10% -b 25% --streams 4 --plot hits.png
     """
     from hotset.sim import Sweep
-    from hotset.sim.sweep import POLICIES
 
     sweep = Sweep(
-        policies=policy or POLICIES,
+        policies=policy,
         budgets=budget,
-        scope=_choice(scope, "--scope", _scopes()),
+        scope=None if scope is None else _choice(scope, "--scope", _scopes()),
         streams=streams,
         mode=_choice(mode, "--mode", {"batch": "batch", "turns": "turns"}),
         fit=fit,
@@ -107,10 +106,14 @@ def _curves(traces: dict[str, Trace], sweep: Sweep) -> dict[str, Any]:
     from hotset.trace import Phase
     from hotset.trace.combine import interleave
 
-    if "lru" not in sweep.policies or sweep.scope is Scope.POOL:
+    if "lru" not in {policy.spec for policy in sweep.asked_for()}:
         return {}
-    plain = {name: trace for name, trace in traces.items() if not trace.count(Phase.PREFILL)}
-    return {n: lru_curve(interleave(t, sweep.streams, sweep.mode).events(), sweep.scope) for n, t in plain.items()}
+    plain = {
+        name: trace
+        for name, trace in traces.items()
+        if not trace.count(Phase.PREFILL) and sweep.on(trace).scope is not Scope.POOL
+    }
+    return {n: lru_curve(interleave(t, sweep.streams, sweep.mode).events(), Scope.LAYER) for n, t in plain.items()}
 
 
 def _show(result: Result, as_json: bool) -> None:

@@ -24,15 +24,21 @@ Budgets = Annotated[
     typer.Option(
         "--budget",
         "-b",
-        help='Memory for experts: "8GiB", "25%" of them, "1536 slots". Repeat it. None: 5, 10, 25, 40, 50 %.',
+        help='Memory for experts: "8GiB", "25%" of them, "1536 slots". Repeat it. None: 5 to 50 %, and as recorded.',
     ),
 ]
-ScopeName = Annotated[str, typer.Option("--scope", help="Slots belong to each layer, or to one pool: layer | pool.")]
+ScopeName = Annotated[
+    str | None,
+    typer.Option("--scope", help="Slots belong to each layer, or to one pool: layer | pool. None: as it was recorded."),
+]
 Streams = Annotated[int, typer.Option(help="Interleave the requests into so many concurrent streams.", min=1)]
 Mode = Annotated[str, typer.Option(help="Streams share a forward pass, or take turns: batch | turns.")]
 Fit = Annotated[float, typer.Option(help="Share of requests a warm start has seen; 0: cold only.", min=0, max=0.95)]
 Seed = Annotated[int, typer.Option(help="Which requests a warm start has seen.", min=0)]
-Staging = Annotated[int, typer.Option(help="Staging slots to state beside the cache; they hold no hits.", min=0)]
+Staging = Annotated[
+    int | None,
+    typer.Option(help="Slots that experts only pass through, paid by bytes. None: as it was recorded, or 0.", min=0),
+]
 Prefill = Annotated[str, typer.Option(help="What a prompt may put into the cache: free | always | score.")]
 ExpertBytes = Annotated[str | None, typer.Option(help="Size of one expert, where the trace does not state it.")]
 LinkSpeed = Annotated[

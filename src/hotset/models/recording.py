@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from torch import Tensor
 
 from hotset.errors import HotsetError
 from hotset.models.tap import Tap
+from hotset.runtime.caching import CachingEngine
 from hotset.runtime.engine import Engine
+from hotset.trace import Trace
 from hotset.trace.recorder import Recorder
+from hotset.trace.run import Run
+from hotset.trace.trace import Labels
 
 Gate = Callable[[int, Tensor], Tensor]
 """What the routers of the layers ahead make of a layer's input."""
@@ -25,11 +31,19 @@ class Recording(Recorder):
     ) -> None:
         super().__init__(engine.shape, meta)
         self._engine, self._path = engine, path
+        self._run: dict[str, str] | None = None
         with engine.quiet():  # what was served before is not part of it
             if engine.recorder is not None:
                 raise HotsetError("this model is being recorded already: end that recording first")
             engine.recorder, engine.gate = self, gate
+            self._before = _history(engine)
         self._untap = tap.hold()
+
+    def finish(self, labels: Labels = ()) -> Trace:
+        """All that was recorded, as a trace that says which cache it ran with."""
+        trace = super().finish(labels)
+        run = self._run if self._run is not None else _run_meta(self._engine, self._before)
+        return replace(trace, meta={**trace.meta, **run})
 
     def stop(self) -> None:
         """End the recording, and write it if it was given a path and anything ran; more than once does no harm."""
@@ -37,6 +51,7 @@ class Recording(Recorder):
             return
         with self._engine.quiet():  # and all that was served is
             self._engine.recorder = self._engine.gate = None
+            self._run = _run_meta(self._engine, self._before)
         self._untap()
         if self._path is not None and self.blocks:
             self.save(self._path)
@@ -49,3 +64,31 @@ class Recording(Recorder):
     ) -> None:
         self.drop_incomplete()
         self.stop()
+
+
+class _History(NamedTuple):
+    """What happened to a cache so far: events, and changes by anything but events."""
+
+    events: int
+    changes: int
+
+
+def _history(engine: Engine) -> _History:
+    controller = engine.controller
+    warmed = int(engine.landing.warmed.sum()) if isinstance(engine, CachingEngine) else 0
+    return _History(int(controller.table.clock[0]), controller.version + warmed + len(controller.pins()))
+
+
+def _run_meta(engine: Engine, before: _History) -> dict[str, str]:
+    """The cache of a recording; where every expert is resident there is none."""
+    if not isinstance(engine, CachingEngine):
+        return {}
+    plan, differs = engine.controller.plan, ""
+    if before.changes:
+        differs = "the cache began with what a profile, a pin or an earlier switch had put into it"
+    elif before.events:
+        differs = "the cache had served others before"
+    elif _history(engine).changes:
+        differs = "the cache was changed by more than the events while it ran"
+    spec = engine.controller.policy.spec
+    return Run(spec, plan.scope.value, plan.cached, plan.staging, plan.ahead, differs).to_meta()

@@ -138,7 +138,7 @@ def follow_replay(
     """
     whole(distances, "the layers that guesses reach ahead", 1, MAX_DISTANCE)
     whole(slots, "the number of slots for guesses", 0, _MOST_SLOTS)
-    number(least_chance, "the least chance of a guess", 0, 1)
+    number(least_chance, "the least chance of a guess", 0, 1e9)
     layers, experts = trace.shape.layers, trace.shape.experts
     events = trace.events()
     _check_replay(done, events, resident)

@@ -52,8 +52,8 @@ def simulate(
     """Replay each trace under each policy and budget; cold on all requests, warm on those not seen before."""
     sweep = Sweep() if sweep is None else instance(sweep, Sweep, "the sweep")
     result = Result()
-    shown = {policy.spec for policy in sweep.asked_for()}
     for name, trace in _checked(traces).items():
+        shown = {policy.spec for policy in sweep.on(trace).sweep.asked_for()}
         result.notes.extend(notes(name, trace, sweep))
         result.rows.extend(row for row in _run(name, trace, sweep, advance) if row.policy in shown)
     return result
@@ -184,7 +184,7 @@ def _row(name: str, job: Job, part: _Part, done: Replayed, sweep: Sweep, phase: 
     row = Row(
         trace=name,
         policy=job.label,
-        scope=str(sweep.scope),
+        scope=str(plan.scope),
         streams=sweep.streams,
         budget=str(job.budget),
         budget_slots=plan.cached,

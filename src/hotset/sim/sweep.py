@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from hotset.cache import Scope, SlotPlan
@@ -15,6 +15,7 @@ from hotset.policies import Admit, Policy, parse
 from hotset.shape import MAX_SLOTS, Budget, ModelShape
 from hotset.sim.link import Link
 from hotset.trace import Trace
+from hotset.trace.run import Run
 
 POLICIES = ("lru", "lfu", "lfru", "slru", "window", "decay", "layered", "static", "blend")
 """The policies of a sweep that names none; belady is always there."""
@@ -31,12 +32,12 @@ _MOST_STREAMS, _MOST_AHEAD, _MOST_SEED = 1 << 20, 1 << 16, (1 << 63) - 1
 class Sweep:
     """What to compare, and how."""
 
-    policies: Sequence[str] = POLICIES
-    budgets: Sequence[str] | None = None
-    scope: Scope = Scope.LAYER
+    policies: Sequence[str] | None = None  # none named: all, and that of the run that the trace is a recording of
+    budgets: Sequence[str] | None = None  # none named: the usual, and the slots of that run
+    scope: Scope | None = None  # not said: that of the run, or the layer
     streams: int = 1
     mode: Literal["batch", "turns"] = "batch"
-    staging: int = 0
+    staging: int | None = None  # not said: that of the run, with its slots for guesses, or none
     prefill: Admit = Admit.FREE
     fit: float = 0.5  # share of requests that a warm start has seen
     seed: int = 0
@@ -45,12 +46,15 @@ class Sweep:
     ahead: int | None = None  # slots for guesses, beside the cache
 
     def __post_init__(self) -> None:
-        put(self, policies=texts(self.policies, "policies", PolicyError))
+        if self.policies is not None:
+            put(self, policies=texts(self.policies, "policies", PolicyError))
         if self.budgets is not None:
             put(self, budgets=texts(self.budgets, "budgets", BudgetError))
-        put(self, scope=choice(self.scope, Scope, "the scope"))
+        if self.scope is not None:
+            put(self, scope=choice(self.scope, Scope, "the scope"))
         put(self, streams=whole(self.streams, "the number of streams", 1, _MOST_STREAMS))
-        put(self, staging=whole(self.staging, "staging", 0, MAX_SLOTS, BudgetError))
+        if self.staging is not None:
+            put(self, staging=whole(self.staging, "staging", 0, MAX_SLOTS, BudgetError))
         put(self, prefill=choice(self.prefill, Admit, "the admission of prefill"))
         put(self, fit=number(self.fit, "the share of requests to fit on", 0, 1))
         put(self, seed=whole(self.seed, "the seed", 0, _MOST_SEED))
@@ -63,17 +67,47 @@ class Sweep:
         if self.ahead is not None:
             put(self, ahead=whole(self.ahead, "the number of slots for guesses", 0, _MOST_AHEAD, BudgetError))
 
+    def on(self, trace: Trace) -> Setting:
+        """What is compared on one trace: what nobody said is as in the run that it is a recording of."""
+        run = Run.of(trace)
+        policies = self.policies or (*POLICIES, *_policy_of(run))
+        slots = [f"{run.slots} slots"] if run is not None and run.slots <= trace.shape.total_experts else []
+        return Setting(
+            replace(self, policies=policies),
+            run,
+            Scope(run.scope if run else Scope.LAYER) if self.scope is None else self.scope,
+            (run.staging if run else 0) if self.staging is None else self.staging,
+            run.ahead if run and self.staging is None else 0,
+            tuple(self.budgets or (*BUDGETS, *slots)),
+        )
+
     def ahead_slots(self, shape: ModelShape) -> int:
         """The slots for guesses: as asked for, or what an engine takes."""
         return default_ahead(shape) if self.ahead is None else self.ahead
 
     def asked_for(self) -> list[Policy]:
         """The named policies, once each, and the bound."""
-        return _once([parse(spec) for spec in (*self.policies, "belady")])
+        return _once([parse(spec) for spec in (*(self.policies or POLICIES), "belady")])
 
     def replayed(self) -> list[Policy]:
         """These and the baseline, which every figure is read against."""
         return _once([*self.asked_for(), parse("lru")])
+
+
+class Setting(NamedTuple):
+    """A sweep on one trace."""
+
+    sweep: Sweep
+    run: Run | None
+    scope: Scope
+    staging: int
+    ahead: int  # slots for guesses that a budget in bytes paid for, too
+    budgets: tuple[str, ...]
+
+    def shows_cold(self, policy: Policy, trace: Trace) -> bool:
+        """Whether a policy has rows that begin empty; a fixed set without a past is what fills the slots first."""
+        live = self.run is not None and self.run.policy == policy.spec
+        return policy.name != "static" or live or not has_warm_rows(trace, self.sweep)
 
 
 class Job(NamedTuple):
@@ -89,22 +123,23 @@ class Job(NamedTuple):
 def jobs(trace: Trace, sweep: Sweep) -> list[Job]:
     """All replays that a sweep needs on one trace."""
     starts: list[Start] = ["cold", "warm"] if has_warm_rows(trace, sweep) else ["cold"]
+    setting = sweep.on(trace)
     return [
         Job(policy.spec, policy, budget, plan, start)
         for start in starts
         for budget, plan in plans(trace, sweep)
-        for policy in sweep.replayed()
-        if not (policy.name == "static" and start == "cold")  # a fixed set needs a past
+        for policy in setting.sweep.replayed()
+        if start == "warm" or setting.shows_cold(policy, trace)
     ]
 
 
 def plans(trace: Trace, sweep: Sweep) -> list[tuple[Budget, SlotPlan]]:
     """The slots that each budget buys; a default budget that cannot work is skipped, a named one refused."""
-    found = []
-    for asked in sweep.budgets or BUDGETS:
+    found, setting = [], sweep.on(trace)
+    for asked in setting.budgets:
         budget = Budget.parse(asked)
         try:
-            found.append((budget, _plan(trace, sweep, budget)))
+            found.append((budget, _plan(trace, setting, budget)))
         except BudgetError:
             if sweep.budgets:
                 raise
@@ -120,8 +155,9 @@ def has_warm_rows(trace: Trace, sweep: Sweep) -> bool:
 
 def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
     """What to know before reading the rows of this trace."""
-    lines: list[str] = []
-    asked, kept = sweep.asked_for(), plans(trace, sweep)
+    setting = sweep.on(trace)
+    lines = _about_run(name, setting)
+    asked, kept = setting.sweep.asked_for(), plans(trace, sweep)
     skipped = [each for each in BUDGETS if Budget.parse(each) not in {budget for budget, _ in kept}]
     if skipped and not sweep.budgets:
         lines.append(f"{name}: {', '.join(skipped)} of the experts cannot hold one event, so they are left out")
@@ -130,13 +166,36 @@ def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
     if trace.requests < 2:
         lines.append(f"{name}: one request cannot be split to fit and judge, so there are no warm rows")
     if any(policy.name == "static" for policy in asked):
-        rows = "warm rows only" if has_warm_rows(trace, sweep) else "no rows here"
-        lines.append(f"{name}: static needs counts of earlier requests, so it has {rows}")
+        warm = "its rows are warm ones" if has_warm_rows(trace, sweep) else "here the first that come stay for good"
+        lines.append(f"{name}: static needs counts of earlier requests: {warm}")
     return lines
 
 
-def _plan(trace: Trace, sweep: Sweep, budget: Budget) -> SlotPlan:
-    return SlotPlan(trace.shape, budget.slots_for(trace.shape, sweep.staging), sweep.scope, sweep.staging)
+def _about_run(name: str, setting: Setting) -> list[str]:
+    """Which row repeats the run that a trace is a recording of."""
+    run = setting.run
+    if run is None:
+        return []
+    words = f"{name}: recorded with {run.policy} in {run.slots} slots, scope {run.scope}"
+    if run.differs:
+        return [f"{words}; a replay differs from that run, since {run.differs}"]
+    specs = [policy.spec for policy in setting.sweep.asked_for()]
+    same = setting.scope == run.scope and setting.sweep.streams == 1 and setting.sweep.prefill == Admit.FREE
+    there = same and run.policy in specs and f"{run.slots} slots" in setting.budgets
+    return [f"{words}; its cold row repeats that run"] if there else [words]
+
+
+def _policy_of(run: Run | None) -> tuple[str, ...]:
+    """The policy of a run, if this hotset has it."""
+    try:
+        return () if run is None or parse(run.policy).offline else (run.policy,)
+    except PolicyError:
+        return ()
+
+
+def _plan(trace: Trace, setting: Setting, budget: Budget) -> SlotPlan:
+    slots = budget.slots_for(trace.shape, setting.staging + setting.ahead)
+    return SlotPlan(trace.shape, slots, setting.scope, setting.staging, setting.ahead)
 
 
 def _once(policies: list[Policy]) -> list[Policy]:

@@ -14,6 +14,7 @@ from hotset.checks import whole
 from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Phase
+from hotset.trace.run import altered
 from hotset.trace.trace import Labels, Trace
 
 Mode = Literal["batch", "turns"]
@@ -37,7 +38,7 @@ def concat(traces: Sequence[Trace]) -> Trace:
         token_ids=_joined([t.token_ids for t in traces]),
         guesses=_joined([t.guesses for t in traces]),
         labels=_labels(traces),
-        meta=_common_meta(traces),
+        meta=altered(_common_meta(traces), "several runs were put together") if traces[1:] else first.meta,
     )
 
 
@@ -102,8 +103,10 @@ def _assign(
 
 
 def _rearranged(trace: Trace, rows: npt.NDArray[np.int64], step: npt.NDArray[np.int32]) -> Trace:
+    same = np.array_equal(rows, np.arange(trace.tokens)) and np.array_equal(step, _dense(trace.step))
     return replace(
         trace,
+        meta=trace.meta if same else altered(trace.meta, "its requests were interleaved"),
         experts=trace.experts[rows],
         request=trace.request[rows],
         step=step,

@@ -14,6 +14,7 @@ from hotset.checks import number, put, shown, whole
 from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Event, Phase
+from hotset.trace.run import altered
 
 if TYPE_CHECKING:
     from hotset.trace.events import EventTable
@@ -97,8 +98,10 @@ class Trace:
         if np.ndim(request) != 1 or len(request) == 0:
             raise TraceError("no tokens are left: widen the selection")
         kept, renumbered = np.unique(request, return_inverse=True)
+        whole_run = len(request) == self.tokens and np.array_equal(np.arange(self.tokens)[rows], np.arange(self.tokens))
         return replace(
             self,
+            meta=self.meta if whole_run else altered(self.meta, "tokens of the run were left out"),
             experts=self.experts[rows],
             request=renumbered.astype(np.int32),
             step=_dense(self.step[rows]),
