@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -41,6 +42,14 @@ class Served(NamedTuple):
     loads: tuple[Load, ...]
 
 
+class Coming(NamedTuple):
+    """An expert on its way to a slot that is held for it."""
+
+    slot: int
+    last: int  # when it was last used
+    owner: object  # the batch that brings it
+
+
 class Replayed(NamedTuple):
     """What serving many events did."""
 
@@ -59,7 +68,8 @@ class Controller:
         self.state = policy.start(plan.shape)
         self.table = make_table(plan, floors=policy.admission is not Admit.LATE)
         self.usage = make_usage(plan.shape)
-        self.coming: dict[ExpertKey, int] = {}  # who is on the way to a slot held for it, and when it was last used
+        self.coming: dict[ExpertKey, Coming] = {}  # experts on their way to slots held for them
+        self.changes = 0  # of the table that have begun and not ended: more than 0 between calls after an interrupt
         self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
         self.version = 0  # counts what changes the cache other than events: whoever has a copy takes it anew
         self.before_change: Callable[[], None] | None = None  # brings the cache up to date if events run elsewhere
@@ -151,6 +161,7 @@ class Controller:
     def drop(self, keys: Iterable[ExpertKey]) -> None:
         """Empty the slots of these experts: what was to be loaded there never arrived."""
         self.changing()
+        self.changes += 1
         for layer, expert in map(self._known, keys):
             slot = int(self.table.slot_of[layer, expert])
             if slot < 0:
@@ -158,14 +169,53 @@ class Controller:
             self.table.slot_of[layer, expert] = -1
             self.table.resident[layer] -= 1
             self.vacate(layer, slot)
+        self.changes -= 1
 
     def vacate(self, layer: int, slot: int) -> None:
-        """Put a slot that nobody sits in back among the empty ones."""
+        """Put a slot that holds no expert back among the empty ones."""
         self.changing()
+        self.changes += 1
         group = int(self.table.group_of[layer])
         self.table.layer_in[slot] = self.table.expert_in[slot] = -1
         self.table.free[self.table.bounds[group] + self.table.num_free[group]] = slot
         self.table.num_free[group] += 1
+        self.changes -= 1
+
+    def rebuild(self) -> None:
+        """Derive the table anew from what is resident and what is coming, if an interrupt broke off a change of it.
+
+        That much is changed by single assignments; all else in the table follows from it.
+        """
+        if not self.changes:
+            return
+        self.changing()
+        table = self.table
+        for key, held in tuple(self.coming.items()):
+            if table.slot_of[key] == held.slot:  # it was given its slot
+                self.restore_last(key)
+        self._derive_seats()
+        table.resident[:] = (table.slot_of >= 0).sum(axis=1)
+        for group, (first, last) in enumerate(pairwise(table.bounds.tolist())):
+            empty = np.flatnonzero(table.layer_in[first:last] < 0)[::-1] + first
+            table.free[first : first + len(empty)] = empty
+            table.num_free[group] = len(empty)
+        self._count_pins()
+        self.changes = 0
+
+    def _derive_seats(self) -> None:
+        table = self.table
+        seats = np.full((2, len(table.layer_in)), -1, np.int32)
+        layers, experts = np.nonzero(table.slot_of >= 0)
+        seats[:, table.slot_of[layers, experts]] = layers, experts
+        for (layer, expert), held in self.coming.items():
+            seats[:, held.slot] = layer, expert
+        table.layer_in[:], table.expert_in[:] = seats
+
+    def restore_last(self, key: ExpertKey) -> None:
+        """Let an expert count as used when it was before its slot was held; it is not on its way any more."""
+        if self.table.last[key] != FOREVER:
+            self.table.last[key] = self.coming[key].last
+        del self.coming[key]
 
     def weakest(self, layer: int) -> int | None:
         """The slot that the next newcomer of a layer without empty slots would take; None if nobody may leave."""
@@ -189,10 +239,10 @@ class Controller:
         """Exchange policies, with all that they learnt, with another cache of the same plan; who is resident stays."""
         self.changing()
         other.changing()
-        for name in ("policy", "state", "_kernels"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, theirs)
-            setattr(other, name, mine)
+        names = ("policy", "state", "_kernels")
+        mine, theirs = ({name: vars(one)[name] for name in names} for one in (self, other))
+        # In one call: an interrupt in between would leave kernels with the state of another policy.
+        deque(map(dict.update, (vars(self), vars(other)), (theirs, mine)), maxlen=0)
 
     def pin(self, keys: Iterable[ExpertKey]) -> None:
         """Keep these experts for good, taking empty slots for those not resident; refused whole if one finds none."""
@@ -205,15 +255,19 @@ class Controller:
                 "or pin what is resident"
             )
         self.preload(grid)
+        self.changes += 1
         self.table.last[grid > 0] = FOREVER
         self._count_pins()
+        self.changes -= 1
 
     def unpin(self, keys: Iterable[ExpertKey]) -> None:
         """Let these experts be evicted again."""
         self.changing()
+        self.changes += 1
         for key in {self._known(key) for key in keys} & set(self.pins()):
             self.table.last[key] = COMING if key in self.coming else self.table.clock[0]
         self._count_pins()
+        self.changes -= 1
 
     def pins(self) -> list[ExpertKey]:
         """The pinned experts, by layer and expert."""

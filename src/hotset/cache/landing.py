@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hotset.cache.controller import Controller
-from hotset.cache.table import COMING, FOREVER
+from hotset.cache.controller import Coming, Controller
+from hotset.cache.table import COMING
 from hotset.shape import ExpertKey
 
 
@@ -19,26 +19,28 @@ class Landing:
         shape = controller.plan.shape
         self.warmed = np.zeros((shape.layers, shape.experts), np.int64)
 
-    def hold(self, key: ExpertKey) -> int | None:
+    def hold(self, key: ExpertKey, owner: object = None) -> int | None:
         """Hold an empty slot for an expert; None if there is none, or the expert is here or on its way."""
         table, (layer, expert) = self.controller.table, key
         group = int(table.group_of[layer])
         if table.slot_of[key] >= 0 or key in self.controller.coming or not table.num_free[group]:
             return None
+        self.controller.changes += 1
         table.num_free[group] -= 1
         slot = int(table.free[table.bounds[group] + table.num_free[group]])
         table.layer_in[slot], table.expert_in[slot] = layer, expert
-        self.controller.coming[key] = int(table.last[key])
+        self.controller.coming[key] = Coming(slot, int(table.last[key]), owner)
         table.last[key] = COMING
+        self.controller.changes -= 1
         return slot
 
-    def hold_all(self, keys: Iterable[ExpertKey], *, evict: bool = False) -> dict[ExpertKey, int]:
+    def hold_all(self, keys: Iterable[ExpertKey], *, evict: bool = False, owner: object = None) -> dict[ExpertKey, int]:
         """Hold a slot for each expert that needs one and finds one, evicting the weakest if that is allowed."""
         held = {}
         for key in keys:
             if evict and self.controller.table.slot_of[key] < 0 and key not in self.controller.coming:
                 self.make_room(key.layer)
-            if (slot := self.hold(key)) is not None:
+            if (slot := self.hold(key, owner)) is not None:
                 held[key] = slot
         return held
 
@@ -49,23 +51,28 @@ class Landing:
         if came_first:
             self.give_back(key, slot)
         else:
-            self._restore(key)
+            self.controller.changes += 1
             table.slot_of[key] = slot
             table.resident[key.layer] += 1
             self.warmed[key] += 1
+            self.controller.restore_last(key)
+            self.controller.changes -= 1
         if pin:
             self.controller.pin([key])
         return not came_first
 
     def give_back(self, key: ExpertKey, slot: int) -> None:
         """Empty a slot that was held: its expert does not come, or is not needed any more."""
-        self._restore(key)
+        self.controller.changes += 1
+        self.controller.restore_last(key)
         self.controller.vacate(key.layer, slot)
+        self.controller.changes -= 1
 
-    def _restore(self, key: ExpertKey) -> None:
-        before = self.controller.coming.pop(key)
-        if self.controller.table.last[key] != FOREVER:
-            self.controller.table.last[key] = before
+    def give_back_all(self, owner: object) -> None:
+        """Empty all slots that were held for one owner."""
+        for key, held in tuple(self.controller.coming.items()):
+            if held.owner is owner:
+                self.give_back(key, held.slot)
 
     def make_room(self, layer: int) -> bool:
         """See that a layer has an empty slot, by evicting its weakest expert if need be; false if none may leave."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from hotset.cache.controller import Controller
+from hotset.cache.controller import Coming, Controller
 from hotset.cache.counters import Count, Counters
 from hotset.cache.table import COMING
 from hotset.cache.usage import LOG_FIELDS, LOG_HEADER, LOGGED_PASSES, Usage
@@ -80,16 +80,16 @@ class Shadow:
         shadow._forget_coming(live.coming)
         return shadow
 
-    def _forget_coming(self, coming: dict[ExpertKey, int]) -> None:
+    def _forget_coming(self, coming: dict[ExpertKey, Coming]) -> None:
         """Empty the slots held for experts on their way: nothing ever arrives here."""
         table = self.controller.table
-        for (layer, expert), before in coming.items():
+        for (layer, expert), held in coming.items():
             same = (table.layer_in == layer) & (table.expert_in == expert)
             for slot in np.flatnonzero(same).tolist():
                 if slot != table.slot_of[layer, expert]:
                     self.controller.vacate(layer, slot)
             if table.last[layer, expert] == COMING:
-                table.last[layer, expert] = before
+                table.last[layer, expert] = held.last
 
     def take(self, events: EventTable) -> None:
         """Serve what the live cache was asked for."""

@@ -16,14 +16,15 @@ from hotset.transfer.readers import Load, Rank
 class Journey(Protocol):
     """How an expert comes: from disk, or by a copy."""
 
-    cancelled: bool
-
     @property
     def settled(self) -> bool:
         """Whether nothing of it is under way any more."""
 
+    def cancel(self) -> None:
+        """Call it off, as far as it has not begun."""
+
     def abandon(self) -> None:
-        """Call it off, and return once nobody writes any more."""
+        """Call it off, and return once nothing is written any more."""
 
 
 J = TypeVar("J", bound=Journey)
@@ -86,16 +87,21 @@ class AheadSlots(ABC, Generic[J]):
         for key in keys:
             if key in self._held or not self.room:
                 continue
-            guess = self.depart(key, self._free[-1])
+            guess = self.prepare(key, self._free[-1])
             if guess is not None:
+                self._held[key] = guess  # its row is taken before anything is written to it
                 self._free.pop()
-                self._held[key] = guess
+                self.depart(guess)
                 sent += 1
         return sent
 
     @abstractmethod
-    def depart(self, key: ExpertKey, row: int) -> Guess[J] | None:
-        """Put an expert on its way to a row; None if it cannot come ahead."""
+    def prepare(self, key: ExpertKey, row: int) -> Guess[J] | None:
+        """A guess that an expert will be asked for, to come to a row; None if it cannot come ahead."""
+
+    @abstractmethod
+    def depart(self, guess: Guess[J]) -> None:
+        """Put a guess on its way."""
 
     def hurry(self, guess: Guess[J]) -> None:
         """Say that somebody waits for a guess now."""
@@ -127,6 +133,12 @@ class AheadSlots(ABC, Generic[J]):
             guess.flight.abandon()
         self._drain()
 
+    def reset(self, rows: Sequence[int]) -> None:
+        """Forget all guesses, and own these rows: for after an interrupt, once nothing is written to them any more."""
+        while self._held:
+            self._call_off(self._held.popitem()[1])
+        self._free, self._draining = list(rows), []
+
     def _count(self, guess: Guess[J]) -> None:
         if guess.flight.settled:
             self.counts.in_time += 1
@@ -141,7 +153,7 @@ class AheadSlots(ABC, Generic[J]):
         return False
 
     def _call_off(self, guess: Guess[J]) -> None:
-        guess.flight.cancelled = True
+        guess.flight.cancel()
         self.counts.wasted += 1
         self.counts.wasted_bytes += guess.size_bytes
         self._draining.append(guess)
@@ -161,11 +173,13 @@ class AheadOfDisk(AheadSlots[Flight]):
         super().__init__(rows)
         self.catalog, self.readers = catalog, readers
 
-    def depart(self, key: ExpertKey, row: int) -> Guess[Flight]:
-        """Queue an expert behind all that somebody waits for."""
-        guess = Guess(key, row, Flight(), self.catalog.layers[key.layer].read_bytes(key.expert))
-        self.readers.start(guess.flight, [Load(key.layer, key.expert, row)], Rank.GUESS)
-        return guess
+    def prepare(self, key: ExpertKey, row: int) -> Guess[Flight]:
+        """A guess that is read from disk; every expert can be."""
+        return Guess(key, row, Flight(), self.catalog.layers[key.layer].read_bytes(key.expert))
+
+    def depart(self, guess: Guess[Flight]) -> None:
+        """Queue an expert behind all that an event waits for."""
+        self.readers.start(guess.flight, [Load(guess.key.layer, guess.key.expert, guess.row)], Rank.GUESS)
 
     def hurry(self, guess: Guess[Flight]) -> None:
         """Move a guess among what somebody waits for."""

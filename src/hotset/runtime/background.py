@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from hotset.cache.landing import Landing
 from hotset.errors import HotsetError
@@ -18,16 +19,57 @@ BATCH_BYTES = 32 << 20
 """What is read at a time: enough for the disk to be busy, little enough for the best to be there soon."""
 
 
+class Batch:
+    """Experts that one thread brings in together; `alive` is locked for as long as it is at it, whatever ends that."""
+
+    def __init__(self) -> None:
+        self.alive = threading.Lock()
+        self.flights: dict[ExpertKey, Flight] = {}
+
+
+def is_left(batches: Sequence[Batch]) -> bool:
+    """Whether a thread was interrupted before it had cleaned up after its batch."""
+    return bool(batches) and any(not batch.alive.locked() for batch in batches)
+
+
+def left_of(batches: Sequence[Batch]) -> list[Batch]:
+    """The batches that were left."""
+    return [batch for batch in batches if not batch.alive.locked()]
+
+
+def forget(batches: list[Batch], batch: Batch) -> None:
+    """Take a batch from the list of those under way, if it is there."""
+    with suppress(ValueError):
+        batches.remove(batch)
+
+
+def _stop(batch: Batch) -> None:
+    """Cancel what has not arrived, and return once no thread writes to a slot any more."""
+    for flight in batch.flights.values():
+        flight.cancel()
+    for key, flight in batch.flights.items():
+        flight.abandon()
+        flight.refuse(key.expert)  # an event may wait for what does not come
+
+
 class BackgroundReader:
     """Fills slots of one cache from disk; `lock` keeps events out while the slot table is touched."""
 
-    def __init__(self, landing: Landing, catalog: Catalog, readers: Readers, lock: threading.RLock) -> None:
+    def __init__(
+        self,
+        landing: Landing,
+        catalog: Catalog,
+        readers: Readers,
+        lock: threading.RLock,
+        mend: Callable[[], None] = lambda: None,
+    ) -> None:
         self.landing, self.catalog, self.readers = landing, catalog, readers
-        self.lock = lock
+        self.lock, self._mend_engine = lock, mend
         self.read_bytes = 0
         self.under_way: dict[ExpertKey, tuple[Flight, int]] = {}  # by expert: its transfer, and the slot held for it
         self.row_of: Callable[[int], int] = lambda slot: slot  # where a slot lies in memory
-        self.before_reading: Callable[[], None] = lambda: None  # waits until nobody reads from what was evicted
+        self.before_reading: Callable[[], None] = lambda: None  # waits until what was evicted is not read any more
+        self._batches: list[Batch] = []
 
     def steps(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
         """Bring experts in, a batch at every step."""
@@ -37,37 +79,50 @@ class BackgroundReader:
 
     def bring(self, keys: Sequence[ExpertKey], *, pin: bool = False, evict: bool = False) -> None:
         """Read these experts into empty slots, as far as there are any, or in the place of the weakest."""
+        batch = Batch()
+        with batch.alive:
+            self._batches.append(batch)
+            try:
+                self._bring(batch, keys, pin=pin, evict=evict)
+            finally:
+                self._give_up(batch)
+        forget(self._batches, batch)
+
+    def _bring(self, batch: Batch, keys: Sequence[ExpertKey], *, pin: bool, evict: bool) -> None:
         with self.lock:
-            held = self.landing.hold_all(keys, evict=evict)
-            flights = {key: Flight() for key in sorted(held, key=self._place)}  # in the order in which they lie on disk
-            self.under_way.update({key: (flights[key], slot) for key, slot in held.items()})
-        try:
-            if evict:
-                self.before_reading()
-            self._send(held, flights)
-            failed = [error for key in list(flights) if (error := self._take(key, held[key], flights, pin)) is not None]
-        finally:
-            self._give_up(flights, held)
+            self._mend_engine()
+            held = self.landing.hold_all(keys, evict=evict, owner=batch)
+            for key in sorted(held, key=self._place):  # in the order in which they lie on disk
+                batch.flights[key] = Flight()
+            self.under_way.update({key: (batch.flights[key], slot) for key, slot in held.items()})
+        if evict:
+            self.before_reading()
+        self._send(batch, held)
+        failed = [error for key, slot in held.items() if (error := self._take(batch, key, slot, pin)) is not None]
         if failed:
             raise failed[0]
 
-    def _send(self, held: dict[ExpertKey, int], flights: dict[ExpertKey, Flight]) -> None:
-        for key, flight in flights.items():
+    def _send(self, batch: Batch, held: dict[ExpertKey, int]) -> None:
+        for key, flight in batch.flights.items():
             self.read_bytes += self.catalog.layers[key.layer].read_bytes(key.expert)
             self.readers.start(flight, [self._load(key, held[key])], Rank.BACKGROUND)
 
-    def _take(self, key: ExpertKey, slot: int, flights: dict[ExpertKey, Flight], pin: bool) -> HotsetError | None:
+    def _take(self, batch: Batch, key: ExpertKey, slot: int, pin: bool) -> HotsetError | None:
         """Wait for an expert and give it its slot; a failed read empties the slot again, and the others go on."""
+        failed = None
         try:
-            flights[key].take()
+            batch.flights[key].take()
         except HotsetError as error:
-            self._give_up({key: flights.pop(key)}, {key: slot})
-            return error
+            failed = error
+            batch.flights[key].abandon()
         with self.lock:
-            self.landing.seat(key, slot, pin=pin)
+            self._mend_engine()
+            if failed is None:
+                self.landing.seat(key, slot, pin=pin)
+            else:
+                self.landing.give_back(key, slot)
             self.under_way.pop(key, None)
-        del flights[key]
-        return None
+        return failed
 
     def _load(self, key: ExpertKey, slot: int) -> Load:
         return Load(key.layer, key.expert, self.row_of(slot))
@@ -76,16 +131,25 @@ class BackgroundReader:
         segments = self.catalog.layers[key.layer].experts[key.expert]
         return (segments[0].file, segments[0].offset) if segments else (0, 0)
 
-    def _give_up(self, flights: dict[ExpertKey, Flight], held: dict[ExpertKey, int]) -> None:
-        """Empty the slots of what never arrived, once nobody writes to them any more."""
-        for flight in flights.values():
-            flight.cancelled = True
-        for key, flight in flights.items():
-            flight.abandon()
-            flight.refuse(key.expert)  # an event may wait for what was never sent for
-            with self.lock:
-                self.landing.give_back(key, held[key])
-                self.under_way.pop(key, None)
+    def _give_up(self, batch: Batch) -> None:
+        """Empty the slots of what never arrived, once no thread writes to them any more."""
+        _stop(batch)  # without the lock: an event that waits for one of these has it
+        with self.lock:
+            self._mend_engine()
+            self._give_back(batch)
+
+    def _give_back(self, batch: Batch) -> None:
+        self.landing.give_back_all(batch)
+        for key in batch.flights:
+            self.under_way.pop(key, None)
+
+    def mend(self) -> None:
+        """Under the lock: clean up after threads that were interrupted before they had."""
+        if is_left(self._batches):
+            for batch in left_of(self._batches):
+                _stop(batch)
+                self._give_back(batch)
+                forget(self._batches, batch)
 
     def batches(self, order: Sequence[ExpertKey]) -> Iterator[list[ExpertKey]]:
         """Cut an order into batches, without experts that are here already or have no empty slot to hope for."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.landing import Landing
-from hotset.errors import BudgetError, ClosedError, HotsetError
+from hotset.errors import BudgetError, ClosedError, HotsetError, StoreError
 from hotset.runtime.ahead import AheadSlots
 from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
@@ -38,6 +41,20 @@ Work = Callable[[Sequence[int], Sequence[int]], None]
 _PIN_TRIES = 3  # what the RAM tier has just read for a pin may have to leave it before it is copied
 
 
+@dataclass(slots=True)
+class Begun:
+    """An event under way: what must be known to put the cache in order if it is broken off, wherever that is."""
+
+    layer: int
+    absent: npt.NDArray[np.int32]  # the experts that were not resident when it began
+    arrived: set[int] = field(default_factory=set)  # those of them whose bytes are in their slots
+
+    @classmethod
+    def nothing(cls) -> Begun:
+        """Transfers under way to staging alone."""
+        return cls(0, np.zeros(0, np.int32))
+
+
 class CachingEngine(Engine):
     """Experts under a budget; subclasses know how bytes and arithmetic are done on a device."""
 
@@ -50,9 +67,11 @@ class CachingEngine(Engine):
         self.guesser: Guesser | None = None
         self.warmer: Warmer | None = None
         self._experts = [len(layer.experts) for layer in catalog.layers]
-        self._broken = False
+        self._broken = False  # the device has failed
         self._closed = False
         self.layers: list[SlotExperts] = []
+        self._begun: Begun | None = None
+        self._serving = threading.Lock()  # locked while an event is served, whatever ends that
 
     def forward(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts for hidden [tokens, width], index and weights [tokens, top_k]."""
@@ -63,6 +82,7 @@ class CachingEngine(Engine):
                 return self.forward(step, layer, hidden, index, weights)
         with self._lock:
             self._refuse_if_broken()
+            self.mend()
             began = time.perf_counter()
             event = LiveEvent(hidden, index, weights, self._experts[layer], self._ask_device(step, layer, hidden))
             if len(event.experts):
@@ -89,8 +109,23 @@ class CachingEngine(Engine):
         if self._broken:
             raise HotsetError("an earlier failure left this engine unusable: load the model again")
 
+    def recorded(self, begun: Begun, work: Callable[[], None]) -> None:
+        """Do what fills rows, with what puts them in order again written down first: an interrupt may come anywhere."""
+        self._begun = begun
+        try:
+            with self._serving:
+                work()
+        except BaseException:
+            with suppress(StoreError):  # a disk that hangs: the next call says so
+                self.mend()
+            raise
+        self._begun = None
+
     def _serve(self, step: Step, layer: int, event: LiveEvent) -> None:
-        self._broken = True  # an interrupt may come anywhere: from here on the slots are in order only if we say so
+        absent = event.experts[self.controller.table.slot_of[layer, event.experts] < 0]
+        self.recorded(Begun(layer, absent), lambda: self._serve_begun(step, layer, event))
+
+    def _serve_begun(self, step: Step, layer: int, event: LiveEvent) -> None:
         stalled_s = self.clock.stall_s
         guessed = None if self.ahead is None else (self.ahead.counts.in_time, self.ahead.counts.late)
         self.serve_request(step.first_request, layer)
@@ -98,21 +133,36 @@ class CachingEngine(Engine):
             layer, event.experts, event.counts, event.tokens, step.phase, step.first_request
         )
         loads = self.controller.table.loads[:missing].copy()
-        try:
-            if missing:
-                self._fetch(step, layer, event, loads)
-            else:
-                if self.ahead is not None:
-                    self.ahead.claim(layer, ())  # guesses for this layer were wrong, or not needed
-                self.look_ahead(step, layer, event)
-                self.compute(layer, event, None)
-        except BaseException:
-            self.controller.drop(ExpertKey(layer, int(expert)) for expert in self.lost(loads))
-            self._broken = False
-            raise
-        self._broken = False
+        if missing:
+            self._fetch(step, layer, event, loads)
+        else:
+            if self.ahead is not None:
+                self.ahead.claim(layer, ())  # guesses for this layer were wrong, or not needed
+            self.look_ahead(step, layer, event)
+            self.compute(layer, event, None)
         if guessed is not None:
             self._note_payoff(step, layer, self.clock.stall_s - stalled_s, guessed)
+
+    @property
+    def arrived(self) -> set[int]:
+        """The experts of the event under way whose bytes are in their slots, to be added to as they arrive."""
+        return set() if self._begun is None else self._begun.arrived
+
+    def mend(self) -> None:
+        """Put the cache in order after whatever was broken off; under the lock, and before anything else there.
+
+        It may be broken off itself: the record of an event is kept until all is done, and doing it again does no harm.
+        """
+        begun = self._begun
+        if begun is not None:
+            if self._serving.locked():  # by this thread, since it has the lock
+                raise HotsetError("the model was called while it computes: not from a signal handler or a hook")
+            self.stop_transfers()
+            lost = [expert for expert in begun.absent.tolist() if expert not in begun.arrived]
+            self.controller.drop(ExpertKey(begun.layer, expert) for expert in lost)
+            self._begun = None
+        self.controller.rebuild()
+        self.mend_background()
 
     def _fetch(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         if self.listener is not None:
@@ -171,6 +221,7 @@ class CachingEngine(Engine):
         if self.warmer is not None:
             self.warmer.stop()
         with self._lock:
+            self.mend()
             self.controller.check_pins(pins)
         self.warmer = Warmer(self._warming(order, pins))
 
@@ -181,6 +232,7 @@ class CachingEngine(Engine):
     def pin(self, keys: Sequence[ExpertKey]) -> None:
         """Keep these experts for good; those that are not here are read now, in the place of the weakest."""
         with self._lock:
+            self.mend()
             self.controller.check_pins(keys)
         for _ in self._pinning(keys):
             pass
@@ -206,6 +258,7 @@ class CachingEngine(Engine):
     def _pin_residents(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
         """Pin those that are here; returns the others."""
         with self._lock:
+            self.mend()
             self.controller.changing()
             here = {key for key in keys if self.controller.table.slot_of[key] >= 0}
             self.controller.pin(here)
@@ -232,6 +285,7 @@ class CachingEngine(Engine):
         """
         with self._lock:
             self._refuse_if_broken()
+            self.mend()
             slots = self.controller.table.slot_of[layer, event.experts]
             here, absent = event.experts[slots >= 0], event.experts[slots < 0].tolist()
             count, source = self.clock.backward, self.catalog.layers[layer]
@@ -240,7 +294,12 @@ class CachingEngine(Engine):
             count.fetched += len(absent)
             count.fetched_bytes += sum(source.read_bytes(expert) for expert in absent)
             rows = self.rows_of(layer, here)
-            self.pass_through(layer, absent, work, lambda: work(here.tolist(), rows) if len(here) else None)
+
+            def meanwhile() -> None:
+                if len(here):
+                    work(here.tolist(), rows)
+
+            self.recorded(Begun.nothing(), lambda: self.pass_through(layer, absent, work, meanwhile))
 
     @abstractmethod
     def rows_of(self, layer: int, experts: npt.NDArray[np.int32]) -> list[int]:
@@ -285,5 +344,20 @@ class CachingEngine(Engine):
         """Bring in what is missing and compute everything, residents first."""
 
     @abstractmethod
-    def lost(self, loads: Loads) -> list[int]:
-        """After a failure: the experts whose slots hold nothing to be trusted."""
+    def stop_transfers(self) -> None:
+        """After a failure: wait until nothing is written to a row any more, and take the rows of guesses back."""
+
+    @abstractmethod
+    def mend_background(self) -> None:
+        """Give back slots held for experts that a thread was interrupted in bringing."""
+
+
+def mending(engine: weakref.ref[Any]) -> Callable[[], None]:
+    """What puts an engine in order, without keeping it alive."""
+
+    def mend() -> None:
+        found: CachingEngine | None = engine()
+        if found is not None:
+            found.mend()
+
+    return mend

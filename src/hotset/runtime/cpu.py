@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from hotset.cache.controller import Controller
 from hotset.runtime.ahead import AheadOfDisk, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import BackgroundReader
-from hotset.runtime.caching import CachingEngine, Loads, Work
+from hotset.runtime.caching import Begun, CachingEngine, Loads, Work, mending
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.math import ExpertMath, SlotExperts
 from hotset.runtime.step import Step
@@ -44,10 +45,8 @@ class CpuEngine(CachingEngine):
         self._staging = list(range(plan.cached, plan.cached + plan.staging))
         if plan.ahead:
             self.ahead = AheadOfDisk(range(plan.cached + plan.staging, self.arena.slots), catalog, self.readers)
-        self._flight = Flight()
-        self._arrived: tuple[Loads | None, set[int]] = None, set()
         self._claimed: dict[int, Guess[Flight]] = {}
-        self._background = BackgroundReader(self.landing, catalog, self.readers, self._lock)
+        self._background = BackgroundReader(self.landing, catalog, self.readers, self._lock, mending(weakref.ref(self)))
         self._background.row_of = lambda slot: int(self._row_of[slot])
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
@@ -70,8 +69,7 @@ class CpuEngine(CachingEngine):
         """Bring in what is missing and compute everything: residents first, the rest as it arrives."""
         order = loads[loads[:, 0].argsort()]
         free = list(self._staging)
-        flight = self._flight = Flight()
-        self._arrived = loads, set()
+        flight = Flight()
         where, staged = self._begin(layer, flight, order)
         self._send_staged(layer, flight, staged, free, where)
         self.look_ahead(step, layer, event)
@@ -82,7 +80,7 @@ class CpuEngine(CachingEngine):
             began = time.perf_counter()
             arrived = sorted(flight.take())
             self.clock.stall_s += time.perf_counter() - began
-            self._arrived[1].update(arrived)
+            self.arrived.update(arrived)
             rows = [where.pop(expert) for expert in arrived]
             self._compute_in(layer, event, event.positions(arrived), rows)
             free += [row for row in rows if row in self._staging]
@@ -167,11 +165,16 @@ class CpuEngine(CachingEngine):
 
     def fetch(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""
+        with self._lock:
+            self.mend()
+            self.recorded(Begun.nothing(), lambda: self._stage(layer, expert))
+        block: Bytes = self.arena.rows()[self._staging[0]]
+        return block
+
+    def _stage(self, layer: int, expert: int) -> None:
         flight = Flight()
         self.readers.start(flight, [Load(layer, expert, self._staging[0])])
         flight.take()
-        block: Bytes = self.arena.rows()[self._staging[0]]
-        return block
 
     def bring_in(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
         """Bring experts into empty slots in the background, a batch at every step; pins evict the weakest."""
@@ -189,14 +192,17 @@ class CpuEngine(CachingEngine):
         """The bytes that were read without anybody waiting for them."""
         return self._background.read_bytes
 
-    def lost(self, loads: Loads) -> list[int]:
-        """After a failure: the experts whose slots hold nothing to be trusted."""
-        self._flight.abandon()
-        for guess in self._claimed.values():
-            guess.flight.abandon()
-        self._give_back(list(self._claimed))
-        arrived = self._arrived[1] if self._arrived[0] is loads else set()
-        return [expert for expert, slot in loads[:, :2].tolist() if slot >= 0 and expert not in arrived]
+    def stop_transfers(self) -> None:
+        """After a failure: wait until no thread writes to a row any more, and take the rows of guesses back."""
+        self.readers.call_off()
+        self._claimed = {}
+        if self.ahead is not None:
+            taken = {*self._row_of.tolist(), *self._staging}
+            self.ahead.reset([row for row in range(self.arena.slots) if row not in taken])
+
+    def mend_background(self) -> None:
+        """Give back slots held for experts that a thread was interrupted in bringing."""
+        self._background.mend()
 
     def resident_bytes(self) -> dict[str, int]:
         """The bytes held, by what for."""

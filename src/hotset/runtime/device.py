@@ -15,7 +15,8 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.runtime.ahead import AheadSlots, Guess
 from hotset.runtime.arena import Arena
-from hotset.runtime.caching import CachingEngine, Loads, Work
+from hotset.runtime.background import Batch, forget, is_left, left_of
+from hotset.runtime.caching import Begun, CachingEngine, Loads, Work, mending
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.host import HostTier
 from hotset.runtime.math import ExpertMath, SlotExperts, SlotLinear
@@ -83,11 +84,11 @@ class DeviceEngine(CachingEngine):
         host.before_reading = self.streams.wait_for_copies
         self._uploads = torch.empty((UPLOADS, FEW_PAIRS), dtype=torch.int32, pin_memory=device.type == "cuda")
         self._upload = 0
-        self._arrived: tuple[Loads | None, set[int]] = None, set()
-        self._host_reader = host.background(self._lock)
+        self._host_reader = host.background(self._lock, mending(weakref.ref(self)))
         if self._host_reader is not None:
             self._host_reader.before_reading = self.streams.wait_for_copies
         self._background_bytes = 0
+        self._copying_in: list[Batch] = []
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
@@ -133,7 +134,6 @@ class DeviceEngine(CachingEngine):
 
     def fetch_and_compute(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Copy in what is missing and compute everything."""
-        self._arrived = loads, set()
         order = loads[loads[:, 0].argsort()]
         order = self._claim(layer, order)
         groups = self._groups(order, self._is_few(event))
@@ -157,11 +157,11 @@ class DeviceEngine(CachingEngine):
             if guess is None:
                 continue
             self.clock.loaded_bytes += guess.size_bytes
-            self._arrived[1].add(expert)
             if slot < 0:
                 self._passing[expert] = guess
             else:
                 row, self._row_of[slot] = int(self._row_of[slot]), guess.row
+                self.arrived.add(expert)  # not before: the row that the slot had holds another expert
                 self.ahead.give(row)
         for flight in {guess.flight for guess in claimed.values()}:
             if not flight.settled:
@@ -234,7 +234,7 @@ class DeviceEngine(CachingEngine):
             with self.streams.copying():
                 for slot, row in zip(group.slots, ready, strict=True):
                     self._rows[slot, :used].copy_(self._host_rows[row, :used], non_blocking=True)
-            self._arrived[1].update(group.experts)
+            self.arrived.update(group.experts)
         return self.streams.mark_copies()
 
     def _copy_as_read(self, step: Step, layer: int, event: LiveEvent, group: Group, used_bytes: int) -> None:
@@ -246,7 +246,7 @@ class DeviceEngine(CachingEngine):
             self.clock.stall_s += time.perf_counter() - began
             with self.streams.copying():
                 self._rows[target[expert], :used_bytes].copy_(self._host_rows[row, :used_bytes], non_blocking=True)
-            self._arrived[1].add(expert)
+            self.arrived.add(expert)
             began = time.perf_counter()
 
     def rows_of(self, layer: int, experts: npt.NDArray[np.int32]) -> list[int]:
@@ -299,8 +299,12 @@ class DeviceEngine(CachingEngine):
 
     def fetch(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""
-        ((_, slot),) = self.host.bring(layer, [expert], [1], Phase.PREFILL)
-        block: Bytes = self.host.arena.rows()[slot]
+        with self._lock:
+            self.mend()
+            found: list[tuple[int, int]] = []
+            bring = self.host.bring(layer, [expert], [1], Phase.PREFILL)
+            self.recorded(Begun.nothing(), lambda: found.extend(bring))
+        block: Bytes = self.host.arena.rows()[found[0][1]]
         return block
 
     def controllers(self) -> list[Controller]:
@@ -319,12 +323,21 @@ class DeviceEngine(CachingEngine):
 
     def _copy_in(self, keys: Sequence[ExpertKey], pin: bool) -> int:
         """Copy from the RAM tier what it holds of these; a slot is taken once its bytes are there."""
+        batch = Batch()
+        with batch.alive:
+            self._copying_in.append(batch)
+            copied = self._copy_batch(batch, keys, pin)
+        forget(self._copying_in, batch)
+        return copied
+
+    def _copy_batch(self, batch: Batch, keys: Sequence[ExpertKey], pin: bool) -> int:
         slot_of = self.host.controller.table.slot_of
         with self._lock:
+            self.mend()
             if pin:
                 self.streams.wait_for_all()  # what leaves may still be computed with
             self.controller.changing()
-            held = self.landing.hold_all([key for key in keys if slot_of[key] >= 0], evict=pin)
+            held = self.landing.hold_all([key for key in keys if slot_of[key] >= 0], evict=pin, owner=batch)
             with self.streams.copying():
                 for key, slot in held.items():
                     used = self.catalog.layers[key.layer].layout.used_bytes
@@ -334,6 +347,7 @@ class DeviceEngine(CachingEngine):
             landed = self.streams.mark_copies()
         self.streams.block_until(landed)
         with self._lock:
+            self.mend()
             self.controller.changing()
             return sum(self.landing.seat(key, slot, pin=pin) for key, slot in held.items())
 
@@ -347,12 +361,23 @@ class DeviceEngine(CachingEngine):
         """The bytes that were copied without anybody waiting for them."""
         return self._background_bytes
 
-    def lost(self, loads: Loads) -> list[int]:
-        """After a failure: the experts whose slots hold nothing to be trusted."""
+    def stop_transfers(self) -> None:
+        """After a failure: wait for all copies, let the RAM tier do the same, and take the rows of guesses back."""
         self.streams.wait_for_all()
-        self._give_back()
-        arrived = self._arrived[1] if self._arrived[0] is loads else set()
-        return [expert for expert, slot in loads[:, :2].tolist() if slot >= 0 and expert not in arrived]
+        self.host.mend()
+        self._passing = {}
+        if self.ahead is not None:
+            self.ahead.reset(sorted(set(range(self.arena.slots)) - set(self._row_of.tolist())))
+
+    def mend_background(self) -> None:
+        """Give back slots held for experts that a thread was interrupted in bringing."""
+        if self._host_reader is not None:
+            self._host_reader.mend()
+        if is_left(self._copying_in):
+            self.streams.wait_for_copies()
+            for batch in left_of(self._copying_in):
+                self.landing.give_back_all(batch)
+                forget(self._copying_in, batch)
 
     def driven(self) -> dict[str, str]:
         """Who says what happens on the device."""
@@ -389,12 +414,14 @@ class Copy:
 
     def __init__(self) -> None:
         self.landed: Any = None
-        self.cancelled = False
 
     @property
     def settled(self) -> bool:
         """Whether it is done."""
         return self.landed is None or bool(self.landed.query())
+
+    def cancel(self) -> None:
+        """Nothing: what was launched comes."""
 
     def abandon(self) -> None:
         """Wait for its end."""
@@ -419,15 +446,16 @@ class AheadOfHost(AheadSlots[Copy]):
             self._departing.landed = self._engine.streams.mark_guesses()
         return sent
 
-    def depart(self, key: ExpertKey, row: int) -> Guess[Copy] | None:
-        """Copy an expert, if the RAM tier has it."""
-        engine = self._engine
-        source = int(engine.host.controller.table.slot_of[key])
-        if source < 0:
+    def prepare(self, key: ExpertKey, row: int) -> Guess[Copy] | None:
+        """A guess that is copied, if the RAM tier has the expert."""
+        if self._engine.host.controller.table.slot_of[key] < 0:
             return None
-        used = engine.catalog.layers[key.layer].layout.used_bytes
-        engine.copy_ahead(row, source, used)
-        return Guess(key, row, self._departing, used)
+        return Guess(key, row, self._departing, self._engine.catalog.layers[key.layer].layout.used_bytes)
+
+    def depart(self, guess: Guess[Copy]) -> None:
+        """Copy an expert to its row."""
+        source = int(self._engine.host.controller.table.slot_of[guess.key])
+        self._engine.copy_ahead(guess.row, source, guess.size_bytes)
 
 
 class Streams:

@@ -35,13 +35,14 @@ class HostTier:
         self.before_reading: Callable[[], None] = lambda: None  # waits until no copy out of these slots is under way
         self._holds_all = plan.cached >= plan.shape.total_experts
         self._flight = Flight()
+        self._begun: tuple[int, list[int]] | None = None  # the layer of an event, and the experts that were absent
         self._background: BackgroundReader | None = None
         self.landing = Landing(self.controller)
 
-    def background(self, lock: threading.RLock) -> BackgroundReader | None:
+    def background(self, lock: threading.RLock, mend: Callable[[], None]) -> BackgroundReader | None:
         """What reads experts into this tier while no event waits; None where everything came from memory."""
         if self.readers is not None and self._background is None:
-            self._background = BackgroundReader(self.landing, self.catalog, self.readers, lock)
+            self._background = BackgroundReader(self.landing, self.catalog, self.readers, lock, mend)
         return self._background
 
     def where(self, layer: int, experts: list[int]) -> list[int] | None:
@@ -61,26 +62,35 @@ class HostTier:
             yield from self._bring(layer, experts[at : at + step], counts[at : at + step], phase)
 
     def _bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
-        """Yield as many experts as there is staging for: those in memory first."""
+        """Yield as many experts as there is staging for: those in memory first; `mend` is for what breaks it off."""
+        slot_of = self.controller.table.slot_of[layer]
+        self._begun = layer, [expert for expert in experts if slot_of[expert] < 0]
         self._flight = Flight()
         coming = self._coming(layer, experts)
         loads = self._look_up(layer, [(e, n) for e, n in zip(experts, counts, strict=True) if e not in coming], phase)
         absent = set(loads[:, 0].tolist())
-        slot_of = self.controller.table.slot_of[layer]
-        try:
-            where = self._send(layer, loads)
-            for expert, (flight, slot) in coming.items():
-                flight.join(self._flight)
-                where[expert] = slot
-            yield from ((expert, int(slot_of[expert])) for expert in experts if expert not in absent | coming.keys())
-            while where:
-                for expert in self._flight.take():
-                    yield expert, where.pop(expert)
-        except BaseException:
-            self._flight.abandon()
-            seated = [int(expert) for expert, slot in loads[:, :2] if slot >= 0]
-            self.controller.drop(ExpertKey(layer, expert) for expert in seated)
-            raise
+        where = self._send(layer, loads)
+        for expert, (flight, slot) in coming.items():
+            flight.join(self._flight)
+            where[expert] = slot
+        yield from ((expert, int(slot_of[expert])) for expert in experts if expert not in absent | coming.keys())
+        while where:
+            for expert in self._flight.take():
+                yield expert, where.pop(expert)
+        self._begun = None
+
+    def mend(self) -> None:
+        """Put the tier in order after an event that was broken off anywhere; the engine that it serves calls this.
+
+        Not done where the event ends: a generator that was left is closed at any time, and by any thread.
+        """
+        if self._begun is not None:
+            if self.readers is not None:
+                self.readers.call_off()
+            layer, absent = self._begun
+            self.controller.drop(ExpertKey(layer, expert) for expert in absent)
+            self._begun = None
+        self.controller.rebuild()
 
     def _coming(self, layer: int, experts: list[int]) -> dict[int, tuple[Flight, int]]:
         """What the background reads already: read twice, it would take two slots, and a full tier has none to spare."""

@@ -1,14 +1,35 @@
-"""The experts that one event waits for: they land one by one, and the first to land is computed first."""
+"""The experts that one event waits for: they land one by one, and the first to land is computed first.
+
+An interrupt may strike a thread that waits for a flight between any two steps, so nothing here depends on a step that
+comes later: which pieces are waiting and which are being read is written down where it happens, each by one operation
+that is done or not done. Only locks and queues written in C are used: those of `threading` that are written in Python
+can be left locked by an interrupt.
+"""
 
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Protocol
 
-from hotset.errors import HotsetError
+from hotset.errors import HotsetError, StoreError
 
 PATIENCE_S = 60.0
-"""How long a read may take once it was called off; a disk that is slower is taken for dead."""
+"""How long a read may take once it was cancelled; a disk that is slower is taken for dead."""
+_LOOK_S = 0.05  # between looks at a flight whose end may have been told to a thread that was interrupted
+_WAIT_S = 1.0  # between looks whether a flight that is waited for was cancelled
+_GONE = object()
+
+
+class Piece(Protocol):
+    """A part of a load that one thread reads at a stretch."""
+
+    @property
+    def expert(self) -> int:
+        """The expert that it is a part of."""
 
 
 class Flight:
@@ -17,22 +38,36 @@ class Flight:
     def __init__(self) -> None:
         self.landed: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
         self.cancelled = False
+        self._waiting: dict[Piece, None] = {}
+        self._reading: dict[int, None] = {}  # the threads that are at a piece
+        self._ended: SimpleQueue[None] = SimpleQueue()
         self._pieces: dict[int, int] = {}
         self._errors: dict[int, BaseException] = {}
         self._lock = threading.Lock()
-        self._unlanded = 0
         self._came: list[tuple[int, BaseException | None]] = []
         self._next_flight: Flight | None = None
-        self._all_landed = threading.Condition(self._lock)
 
-    def board(self, expert: int, pieces: int) -> None:
-        """Note that an expert is on its way in so many pieces."""
-        with self._lock:
-            self._pieces[expert] = pieces
-            self._unlanded += 1
+    def board(self, pieces: Sequence[Piece]) -> None:
+        """Note all pieces of some experts before they are queued: from here on they are waiting, or cancelled."""
+        for piece in pieces:
+            self._pieces[piece.expert] = self._pieces.get(piece.expert, 0) + 1
+        self._waiting.update(dict.fromkeys(pieces))
+
+    @property
+    def waiting(self) -> list[Piece]:
+        """The pieces that no thread has begun."""
+        return list(self._waiting)
+
+    def begin(self, piece: Piece) -> bool:
+        """Take a piece to read it; false if it was cancelled, or another thread has it."""
+        self._reading[threading.get_ident()] = None  # before it stops waiting: at no time it is neither
+        if self._waiting.pop(piece, _GONE) is _GONE:
+            self.end()
+            return False
+        return True
 
     def piece_done(self, expert: int, error: BaseException | None = None) -> bool:
-        """Count one piece and keep its error; true for whoever brought the last, when nobody writes any more."""
+        """Count one piece and keep its error; true for the thread that brought the last."""
         with self._lock:
             self._pieces[expert] -= 1
             if error is not None:
@@ -45,25 +80,28 @@ class Flight:
 
     def land(self, expert: int, error: BaseException | None = None) -> None:
         """Say that an expert is complete, or why it never will be."""
+        if error is not None:
+            self._errors.setdefault(expert, error)
         self.landed.put((expert, error))
         with self._lock:
             self._came.append((expert, error))
             if self._next_flight is not None:
                 self._next_flight.landed.put((expert, error))
-            self._unlanded -= 1
-            if not self._unlanded:
-                self._all_landed.notify_all()
+
+    def end(self) -> None:
+        """Say that this thread does not write to a slot of this flight any more."""
+        self._reading.pop(threading.get_ident(), None)
+        self._ended.put(None)
 
     def refuse(self, expert: int) -> None:
-        """Say of an expert that was never sent for that it does not come; of others that is known."""
-        if expert not in self._pieces:
-            self.board(expert, 0)
+        """Say of an expert that has not landed that it does not come; nothing of it is under way any more."""
+        if all(came != expert for came, _ in self._came):
             self.land(expert, HotsetError("a background read was cancelled: ask again"))
 
     @property
     def settled(self) -> bool:
         """Whether nothing of this flight is under way any more."""
-        return not self._unlanded
+        return not self._waiting and not self._reading
 
     def join(self, other: Flight) -> None:
         """Let everything of this flight, landed already or not, land in another as well."""
@@ -79,17 +117,33 @@ class Flight:
             arrived.append(self._next())
         return arrived
 
-    def abandon(self) -> None:
-        """Call off what has not begun, and return once nobody writes to a slot of this flight any more."""
+    def cancel(self) -> None:
+        """Call off what has not begun, queued or not; what is being read goes on to its end."""
         self.cancelled = True
-        with self._all_landed:
-            if not self._all_landed.wait_for(lambda: not self._unlanded, PATIENCE_S):
-                raise HotsetError("a reader thread does not answer: load the model again")
+        self._waiting.clear()
+
+    def abandon(self, patience_s: float | None = None) -> None:
+        """Cancel, and return once no thread writes to a slot of this flight any more."""
+        self.cancel()
+        until_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+        while self._reading:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise StoreError("a reader thread does not answer: the disk hangs; check it, then try again")
+            with suppress(Empty):
+                self._ended.get(timeout=min(left_s, _LOOK_S))
 
     def _next(self) -> int:
-        expert, error = self.landed.get()
+        expert, error = self._wait()
         if error is not None:
             if isinstance(error, HotsetError):
                 raise error
             raise HotsetError(f"loading expert {expert} failed: {error!r}") from error
         return expert
+
+    def _wait(self) -> tuple[int, BaseException | None]:
+        while True:
+            with suppress(Empty):
+                return self.landed.get(timeout=_WAIT_S)
+            if self.cancelled:
+                raise StoreError("these loads were cancelled while they were waited for")

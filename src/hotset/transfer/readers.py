@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -23,6 +24,10 @@ from hotset.store.layout import PAGE_BYTES
 from hotset.transfer.file import StoreFile, huge_buffer
 from hotset.transfer.flight import Flight
 from hotset.transfer.spans import CHUNK_BYTES, Span, chunks
+
+MOST_STARTED = 64
+"""Flights that are remembered before those that are over are looked for and forgotten."""
+_HUNG_PATIENCE_S = 1.0  # for a thread that has not answered before
 
 
 class Load(NamedTuple):
@@ -41,50 +46,68 @@ class Job:
     load: Load
     spans: tuple[Span, ...]
 
+    @property
+    def expert(self) -> int:
+        """The expert that it is a part of."""
+        return self.load.expert
+
 
 class Rank(IntEnum):
     """How urgent a load is."""
 
-    DEMAND = 0  # somebody waits for it
-    GUESS = 1  # somebody may ask for it soon
-    BACKGROUND = 2  # nobody waits for it
+    DEMAND = 0  # an event waits for it
+    GUESS = 1  # an event may ask for it soon
+    BACKGROUND = 2  # no event waits for it
 
 
 class Jobs:
-    """What is to be read: what somebody waits for goes first, always."""
+    """What is to be read, the most urgent first.
+
+    A job may stand in more than one queue, or in one although its flight was cancelled: it is done by the first thread
+    that begins it. So an interrupt while jobs are added can leave jobs too many, never a job that is done twice.
+    """
 
     def __init__(self) -> None:
-        self._queues: tuple[deque[Job | None], ...] = tuple(deque() for _ in Rank)
-        self._ready = threading.Semaphore(0)
+        self._queues: tuple[deque[Job], ...] = tuple(deque() for _ in Rank)
+        self._ready: SimpleQueue[None] = SimpleQueue()  # one token for each job, to wake one thread
+        self._closing = False
         self._owner = Owner()
 
     def add(self, jobs: list[Job], rank: Rank) -> None:
         """Queue jobs, in this order."""
         self._queues[rank].extend(jobs)
-        self._ready.release(len(jobs))
+        for _ in jobs:
+            self._ready.put(None)
 
     def next(self) -> Job | None:
-        """Wait for a job; None tells a thread to end."""
-        self._ready.acquire()
-        while True:  # there is one for whoever got here, though another thread may take the one in sight
-            for queue in self._queues:
-                with suppress(IndexError):
-                    return queue.popleft()
+        """Wait for a job and begin it; None tells a thread to end."""
+        woken = False
+        while (job := self._first()) is None:
+            if self._closing:
+                return None
+            self._ready.get()
+            woken = True
+        if not woken:
+            with suppress(Empty):
+                self._ready.get_nowait()  # its token: other threads need not wake for it
+        return job
 
-    def hurry(self, flight: Flight) -> None:
-        """Move what is left of a flight to what an event waits for."""
-        for queue in (self._queues[Rank.GUESS], self._queues[Rank.BACKGROUND]):
-            for job in [job for job in tuple(queue) if job is not None and job.flight is flight]:
-                with suppress(ValueError):  # a thread has begun it meanwhile
-                    queue.remove(job)
-                    self._queues[Rank.DEMAND].append(job)
+    def _first(self) -> Job | None:
+        for queue in self._queues:
+            with suppress(IndexError):
+                while True:
+                    job = queue.popleft()
+                    if job.flight.begin(job):
+                        return job
+        return None
 
     def dismiss(self, threads: int) -> None:
-        """Let so many threads end, once nobody waits for what they read; a child process has no threads to end."""
+        """Let so many threads end, once nothing is left to be read; a child process has no threads to end."""
         if not self._owner.is_here:
             return
-        self._queues[Rank.DEMAND].extend([None] * threads)
-        self._ready.release(threads)
+        self._closing = True
+        for _ in range(threads):
+            self._ready.put(None)
 
 
 class Readers:
@@ -96,6 +119,9 @@ class Readers:
         self._slot_of = slot_of
         self._verified = [bytearray(len(layer.experts)) for layer in catalog.layers]
         self._jobs = Jobs()
+        self._started: dict[Flight, Rank] = {}  # flights that may be under way
+        self._starting = threading.Lock()
+        self._hangs = False  # a thread did not answer the last time
         self.threads = [self._start() for _ in range(threads or default_threads())]
         self._dismiss = weakref.finalize(self, self._jobs.dismiss, len(self.threads))
 
@@ -112,14 +138,31 @@ class Readers:
         jobs: list[Job] = []
         for load in loads:
             source = self.catalog.layers[load.layer]
-            pieces = _pieces(source, source.experts[load.expert])
-            flight.board(load.expert, len(pieces))
-            jobs += [Job(flight, load, spans) for spans in pieces]
+            jobs += [Job(flight, load, spans) for spans in _pieces(source, source.experts[load.expert])]
+        with self._starting:
+            if len(self._started) >= MOST_STARTED:
+                self._started = {one: its for one, its in self._started.items() if not one.settled}
+            self._started[flight] = rank  # before anything is queued: `call_off` knows of all that may be read
+            flight.board(jobs)
         self._jobs.add(jobs, rank)
 
     def hurry(self, flight: Flight) -> None:
         """Say that an event waits now for what was only a prediction, or read in the background."""
-        self._jobs.hurry(flight)
+        self._jobs.add(cast("list[Job]", flight.waiting), Rank.DEMAND)
+
+    def call_off(self) -> None:
+        """Cancel all demand and all guesses, and return once no thread writes to their slots any more."""
+        with self._starting:
+            flights = [flight for flight, rank in self._started.items() if rank is not Rank.BACKGROUND]
+        for flight in flights:
+            flight.cancel()
+        try:
+            for flight in flights:
+                flight.abandon(_HUNG_PATIENCE_S if self._hangs else None)
+        except StoreError:
+            self._hangs = True
+            raise
+        self._hangs = False
 
     def close(self) -> None:
         """Let the threads end and the files go."""
@@ -208,9 +251,12 @@ class _Worker:
 
     def _do(self, job: Job, scratch: Scratch) -> None:
         flight, expert = job.flight, job.load.expert
-        error = StoreError("called off") if flight.cancelled else _caught(lambda: self.owner.bring(job, scratch))
-        if flight.piece_done(expert, error):
-            flight.land(expert, flight.error_of(expert) or _caught(lambda: self.owner.verify(job.load)))
+        try:
+            error = _caught(lambda: self.owner.bring(job, scratch))
+            if flight.piece_done(expert, error):
+                flight.land(expert, flight.error_of(expert) or _caught(lambda: self.owner.verify(job.load)))
+        finally:
+            flight.end()
 
 
 def _caught(work: Callable[[], None]) -> BaseException | None:

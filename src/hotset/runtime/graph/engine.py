@@ -230,6 +230,7 @@ class GraphEngine(DeviceEngine):
         """
         with self._lock, self._minding_faults():
             self._refuse_if_broken()
+            self.mend()
             self.hand_over()
             began = self.streams.moment()
             try:
