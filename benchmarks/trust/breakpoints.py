@@ -63,7 +63,7 @@ class Breakpoints:
         sys.settrace(self._before)
         self._last.clear()
 
-    def _call(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
+    def _call(self, frame: FrameType, _: str, __: Any) -> Callable[..., Any] | None:
         """Follow hotset's own functions, and what they call, but not the model."""
         if frame.f_code.co_filename.startswith(_INSIDE) or (frame.f_back in self._last and not _is_large(frame)):
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
