@@ -576,8 +576,8 @@ def test_a_batch_that_staging_is_too_small_for_names_both_ways_to_set_it(folder:
     model = load(folder)
     greedy(model, 2, torch.cat([IDS] * 4))
     (told,) = (note for note in model.hotset.notes if "batches of 4" in note)
-    assert "--staging" in told
-    assert "staging= in Python" in told
+    assert "staging=8 or more" in told
+    assert "--staging 8" in told
     model.hotset.close()
 
 
@@ -593,3 +593,29 @@ def test_a_search_in_one_thread_leaves_the_device_to_another(folder: Path) -> No
     assert found
     assert len(model.graphs.held) == 1
     model.hotset.close()
+
+
+def test_threads_that_the_device_serves_are_counted_and_recorded_each_for_itself(folder: Path, stock: Any) -> None:
+    model, texts = load(folder), {}
+    prompts = {0: IDS, 1: OTHER}
+
+    def work(number: int) -> None:
+        texts[number] = greedy(model, 4, prompts[number])
+
+    with model.hotset.trace() as recorder:
+        threads = [threading.Thread(target=work, args=(number,)) for number in prompts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    trace, stats, requests = recorder.finish(), model.hotset.stats(), model.hotset.requests()
+    model.hotset.close()
+    assert texts == {number: greedy(stock, 4, ids) for number, ids in prompts.items()}
+    assert stats["driven_by"] == "device"
+    assert stats["passes"] == trace.steps == 8
+    assert (trace.experts >= 0).all()
+    lengths = sorted(ids.shape[1] for ids in prompts.values())
+    assert sorted(int((trace.request == request).sum()) for request in range(2)) == [length + 3 for length in lengths]
+    assert sorted(request.tokens.tolist() for request in requests) == [[length, 3] for length in lengths]
+    assert sum(request.counters.as_dict()["misses"] for request in requests) == stats["misses"]
+    assert sum(request.loaded_bytes for request in requests) == stats["loaded_bytes"]

@@ -239,10 +239,10 @@ class DecodeGraphs:
         fits = self.engine.fits(tokens)
         if not fits and tokens <= MAX_TOKENS and tokens not in self._told:
             self._told.add(tokens)
-            shape = self.engine.shape
+            least = min(tokens * self.engine.shape.top_k, self.engine.shape.experts)
             self.remark(
                 f"the host drives batches of {tokens}: for the device to do it, load the model with "
-                f"{min(tokens * shape.top_k, shape.experts)} staging slots or more (--staging, or staging= in Python)"
+                f"staging={least} or more, on the command line by --staging {least}"
             )
         return fits
 
