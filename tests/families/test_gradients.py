@@ -16,6 +16,7 @@ import tiny_models as tiny  # noqa: E402
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.errors import ClosedError, ModelError, StoreError  # noqa: E402
+from hotset.runtime import gradients as gradients_module  # noqa: E402
 
 BIT_EQUAL = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "jetmoe", "longcat_flash", "switch_transformers"]
 CLOSE = ["llama4", "dbrx", "muse_spark"]  # other kernels than stock's, or another order of sums
@@ -260,6 +261,27 @@ def test_a_failed_read_in_a_backward_pass_raises_and_the_next_one_is_right(monke
         with pytest.raises(StoreError, match="the disk is gone"):
             loss.backward()
     assert_equal(gradients(model, given), expected("qwen3_moe", torch.float32, "eval"), model, 0)
+    model.hotset.close()
+
+
+def test_an_interrupt_in_a_backward_pass_leaves_the_next_one_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = attached("qwen3_moe", prefetch="off")
+    given = tiny.inputs("qwen3_moe", model)
+    plain = gradients_module.compute_one
+
+    def interrupted(*args: Any) -> Any:
+        if next(left) == 0:
+            raise KeyboardInterrupt
+        return plain(*args)
+
+    for calls in (0, 2, 3, 8, 13):  # among residents, among those that arrive, in the next layers
+        left = iter(range(calls, -1, -1))
+        loss = loss_of(model, given)
+        with monkeypatch.context() as patch:
+            patch.setattr(gradients_module, "compute_one", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                loss.backward()
+        assert_equal(gradients(model, given), expected("qwen3_moe", torch.float32, "eval"), model, 0)
     model.hotset.close()
 
 

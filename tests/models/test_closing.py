@@ -84,6 +84,15 @@ def test_the_handle_closes_at_the_end_of_a_block(tmp_path: Path) -> None:
     refuses(lambda: model(**given))
 
 
+def test_closing_gives_the_memory_of_the_slots_back_while_the_model_lives(tmp_path: Path) -> None:
+    model = loaded("qwen3_moe", tmp_path)
+    tiny.logits(model, tiny.inputs("qwen3_moe", model))
+    memory = model.hotset.engine.arena.memory
+    assert memory.any()
+    model.hotset.close()
+    assert not memory.any()  # pages that were given back read as zeros
+
+
 def test_a_closed_model_whose_experts_fit_goes_on_as_stock(tmp_path: Path) -> None:
     model = loaded("qwen3_moe", tmp_path / "model", memory="100%")
     given = tiny.inputs("qwen3_moe", model)

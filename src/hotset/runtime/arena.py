@@ -68,9 +68,14 @@ class Arena:
         self.block.before_release += (undo,)
 
     def release(self) -> None:
-        """Undo now what was to be undone before the memory is given back."""
+        """Undo what was to be undone before the memory is given back, and give its pages back: it holds zeros then.
+
+        The addresses stay as long as anything refers to them, so that nothing can read the memory of others.
+        """
         if self.block is not None:
             self.block.release()
+            with suppress(AttributeError, OSError, ValueError):  # not every system gives back pages
+                self.block.madvise(mmap.MADV_DONTNEED)
 
     @classmethod
     def on_device(cls, slots: int, slot_bytes: int, device: torch.device) -> Arena:

@@ -220,4 +220,5 @@ class CpuEngine(CachingEngine):
         if self.ahead is not None:
             self.ahead.clear()
         self.readers.close()
+        self.arena.release()
         self.layers = []
