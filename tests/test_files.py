@@ -13,6 +13,7 @@ import pytest
 
 from hotset.errors import HotsetError
 from hotset.files import write_beside
+from hotset.profile import Fingerprint
 
 
 def test_success_replaces_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -43,6 +44,98 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
 def test_no_folder_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(HotsetError, match="does the folder exist"), write_beside(tmp_path / "no" / "t"):
         pass
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_that_is_written_again_keeps_its_mode(mode: int, tmp_path: Path) -> None:
+    target = tmp_path / "t"
+    target.write_text("old")
+    target.chmod(mode)
+    with write_beside(target) as scratch:
+        scratch.write_text("new")
+        assert scratch.parent.stat().st_mode & 0o777 == 0o700, "nobody else may look at it before it is in place"
+    assert target.stat().st_mode & 0o777 == mode
+
+
+def test_a_new_file_has_the_mode_that_the_system_gives(tmp_path: Path) -> None:
+    with write_beside(tmp_path / "t") as scratch:
+        scratch.write_text("new")
+    (tmp_path / "other").write_text("plain")
+    assert (tmp_path / "t").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_private_profile_and_a_private_trace_stay_private(tmp_path: Path) -> None:
+    from hotset.profile.fold import profile_of
+    from hotset.trace.synth import SynthConfig, synthesise
+
+    trace = synthesise(SynthConfig(layers=2, experts=8, top_k=2, requests=2))
+    for work in (trace, profile_of(trace, Fingerprint("made-up", "0" * 32))):
+        target = tmp_path / "t.safetensors"
+        work.save(target)
+        target.chmod(0o600)
+        work.save(target)
+        assert target.stat().st_mode & 0o777 == 0o600
+        target.unlink()
+
+
+@pytest.mark.parametrize("name", ["x" * 250, "ü" * 120])
+def test_long_names_can_be_written(name: str, tmp_path: Path) -> None:
+    with write_beside(tmp_path / name) as scratch:
+        scratch.write_text("new")
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from hotset.files import write_beside
+with write_beside(Path(sys.argv[1])) as scratch:
+    scratch.write_text("half")
+    (scratch.parent / "of-a-library").write_text("temporary")
+    print("writing", flush=True)
+    sys.stdin.readline()
+print("written", flush=True)
+"""
+
+
+def test_the_next_writer_removes_what_killed_ones_left_and_disturbs_no_living_one(tmp_path: Path) -> None:
+    def begin(name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLD, str(tmp_path / name)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        return process
+
+    killed, living = begin("t"), begin("t")
+    with killed:
+        killed.kill()
+    assert len(list(tmp_path.iterdir())) == 2
+    with write_beside(tmp_path / "other") as scratch:
+        scratch.write_text("new")
+    assert len([file for file in tmp_path.iterdir() if file.name.endswith(".part")]) == 1
+    assert living.communicate("\n")[0] == "written\n"
+    assert (tmp_path / "t").read_text() == "half"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["other", "t"]
+
+
+def test_left_over_files_of_earlier_versions_go_once_they_are_old(tmp_path: Path) -> None:
+    names = (".t.abcd1234.part", ".t.fresh123.part", ".other.abcd1234.part", ".t.not-ours.part")
+    for name in names:
+        (tmp_path / name).write_text("half")
+        if "fresh" not in name:
+            os.utime(tmp_path / name, (1e9, 1e9))
+    with write_beside(tmp_path / "t") as scratch:
+        scratch.write_text("new")
+    assert {file.name for file in tmp_path.iterdir()} == {"t", *names[1:]}
+
+
+def test_a_link_that_looks_left_over_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "thesis").write_text("years of work")
+    (tmp_path / ".t.hotset-abcd1234.part").symlink_to(tmp_path / "kept")
+    with write_beside(tmp_path / "t") as scratch:
+        scratch.write_text("new")
+    assert (tmp_path / "kept" / "thesis").read_text() == "years of work"
 
 
 SAVE = """

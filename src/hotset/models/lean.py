@@ -23,6 +23,7 @@ from hotset.models.shell import Shell, strip
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
 from hotset.store import Catalog
+from hotset.store.inside import check_inside, folder_of
 from hotset.store.packed import is_packed
 
 _LOADING = threading.RLock()
@@ -47,6 +48,8 @@ class LeanLoad:
 
     def take_out(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Find the experts and their bytes, and take their parameters out of the model, unless all are kept."""
+        paths = [Path(file) for file in files]
+        check_inside(folder_of(model.name_or_path, paths), paths)
         sites = find_sites(model)
         wanted = {name for site in sites for name in site.parameters()}
         remember_shapes(model, wanted)

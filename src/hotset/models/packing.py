@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from bisect import bisect_left
 from collections import deque
@@ -26,6 +27,7 @@ from hotset.store.catalog import Bytes
 from hotset.store.dense import INDEX_NAME, Shard, shard_index, shards_of
 from hotset.store.digest import new_digest
 from hotset.store.header import StoredTensor
+from hotset.store.inside import check_inside
 from hotset.store.pack import Packer, tidy
 from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_index
 from hotset.store.plan import PackKey, PackLayer, PackPlan
@@ -88,10 +90,11 @@ def pack(
 ) -> PackReport:
     """Pack a checkpoint into a folder that loads like it; goes on with what an interrupted run has left."""
     began, target = time.perf_counter(), Path(out).absolute()
-    if target.exists() and not is_packed(target):
+    if os.path.lexists(target) and not is_packed(target):
         raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
     found = survey(str(model), dtype, auto_class, trust_remote_code=trust_remote_code)
     folder = _folder_of(str(model))
+    small = small_files(folder)
     plan = _plan(found, folder, str(model))
     if target.exists():
         return _already(target, plan, began)
@@ -100,8 +103,9 @@ def pack(
         missing = packer.missing()
         _write_dense(packer, shards)
         packer.add_all(read_experts(_catalog(found), missing))
-        for name, content in small_files(folder, found.model_dtype):
-            packer.add_small(name, content)
+        for file in small:
+            content, name = file.read_bytes(), str(file.relative_to(folder))
+            packer.add_small(name, _config(content, found.model_dtype) if name == "config.json" else content)
         packer.finish()
     resumed = sum(layer.experts for layer in plan.layers) - len(missing)
     return _report(target, plan, began, resumed=resumed)
@@ -229,15 +233,12 @@ def _write_dense(packer: Packer, shards: Sequence[Shard]) -> None:
         packer.add_small(INDEX_NAME, shard_index(shards))
 
 
-def small_files(source: Path, dtype: str, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-    """Everything small that makes a folder a model: config, tokenizer, templates, code."""
-    for file in sorted(source.iterdir()):
-        if not prefix and file.name in FOLDERS and file.is_dir():
-            yield from small_files(file, dtype, f"{file.name}/")
-        elif file.name == "config.json" and not prefix:
-            yield file.name, _config(file.read_bytes(), dtype)
-        elif _belongs(file):
-            yield prefix + file.name, file.read_bytes()
+def small_files(source: Path) -> list[Path]:
+    """Everything small that makes a folder a model: config, tokenizer, templates, code; links out of it are refused."""
+    folders = [source, *(source / name for name in FOLDERS if (source / name).is_dir())]
+    found = [file for folder in folders for file in sorted(folder.iterdir()) if _belongs(file)]
+    check_inside(source, found)
+    return found
 
 
 def _belongs(file: Path) -> bool:

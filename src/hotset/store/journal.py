@@ -25,7 +25,7 @@ class Journal:
         self.path, self.durable = folder / JOURNAL_FILE, durable
         self.blocks: dict[PackKey, bytes] = {}
         self.files: dict[str, FileDigest] = {}
-        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             self._lock(folder)
             self._end = self._replay(folder, owner)

@@ -21,6 +21,7 @@ from hotset.files import write_beside
 from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of, new_digest
 from hotset.store.index import FileDigest, PackIndex, plan_document, seal_of
+from hotset.store.inside import refuse_links
 from hotset.store.journal import JOURNAL_FILE, Journal
 from hotset.store.layout import SlotLayout
 from hotset.store.packed import BLOCKS_FILE, INDEX_FILE
@@ -176,9 +177,10 @@ class Packer:
         self.journal.close()
 
     def _open(self) -> None:
-        self._handle = os.open(self.folder / BLOCKS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._handle = os.open(self.folder / BLOCKS_FILE, flags, 0o666)
         for scratch in self.folder.rglob(".*.part"):  # what a killed run was in the middle of
-            scratch.unlink()
+            shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink(missing_ok=True)
         self._distrust()
         self._check_room()
         os.ftruncate(self._handle, self.plan.end_bytes)
@@ -274,7 +276,11 @@ def _owner(plan: PackPlan) -> dict[str, str]:
 
 def _make_folder(folder: Path) -> None:
     """Make the folder, or take over one that a pack has left; any other is not ours to write into."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir()
+        return
+    refuse_links(folder)
     if not (folder / JOURNAL_FILE).exists() and any(folder.iterdir()):
         raise StoreError(f"{folder} exists and is no unfinished pack: remove it, or choose another name for the pack")
 
