@@ -8,22 +8,20 @@ child processes under a limit of memory; a child that dies, hangs or raises anyt
 
 from __future__ import annotations
 
-import argparse
 import random
-import resource
-import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import hotset
+from children import run
+
 from hotset.cache import Controller, Scope, SlotPlan
+from hotset.errors import HotsetError
 from hotset.policies import Admit, names
 from hotset.policies import parse as parse_policy
 from hotset.shape import Budget, ModelShape
@@ -35,10 +33,6 @@ from hotset.sim.link import Link, parse_duration, parse_speed
 from hotset.trace import Event, Phase, Trace
 from hotset.trace.combine import concat, interleave
 
-from common import publish
-
-BATCH = 100
-BATCH_SECONDS = 400
 MEMORY_BYTES = 3 << 30
 
 POLICIES = ["lru", "lfu", "static", "belady"]  # few, since each is compiled once
@@ -258,66 +252,17 @@ def read_words(rng: random.Random) -> object:
 KINDS: list[Callable[[random.Random], object]] = [make_trace, use_trace, run_sweep, use_cache, look_ahead, read_words]
 
 
-def attempt(seed: int) -> str:
-    """One call; says how it ended."""
+def case(seed: int) -> str:
+    """One call."""
     rng = random.Random(seed)  # noqa: S311 - chance, not secrets
     kind = rng.choice(KINDS)
     try:
         kind(rng)
-    except hotset.HotsetError as error:
-        return "refused" if "\n" not in str(error) and len(str(error)) < 600 else f"FAULT {seed}: long or several lines"
-    except BaseException as error:
-        return f"FAULT {seed} {kind.__name__}: {type(error).__name__}: {error}"
-    return "returned"
-
-
-def work(first: int, count: int) -> None:
-    """What a child process does: every call is announced, so that the last one is known if it dies."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    for seed in range(first, first + count):
-        print(f"try {seed}", flush=True)
-        print(attempt(seed).replace("\n", " "), flush=True)
-
-
-def batch(first: int, count: int) -> list[str]:
-    """Run some calls in a child process; returns how each ended."""
-    command = [sys.executable, __file__, "--worker", "--seed", str(first), "--count", str(count)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BATCH_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        return [f"FAULT a child hung: {str(error.stdout)[-200:]}"]
-    lines = done.stdout.splitlines()
-    ends = [line for line in lines if not line.startswith("try ")]
-    if done.returncode:
-        ends.append(f"FAULT {lines[-1] if lines else ''}: the child ended with {done.returncode}: {done.stderr[-300:]}")
-    return ends
-
-
-def main() -> None:
-    """Run all batches, print and publish."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--dry", action="store_true", help="write no result")
-    asked = parser.parse_args()
-    if asked.worker:
-        work(asked.seed, asked.count)
-        return
-    ends: list[str] = []
-    for first in range(0, asked.count, BATCH):
-        ends += batch(asked.seed * 1_000_000 + first, min(BATCH, asked.count - first))
-    counts = Counter("fault" if end.startswith("FAULT") else end for end in ends)
-    faults = [end for end in ends if end.startswith("FAULT")]
-    print(*faults, sep="\n")
-    print("  ".join(f"{name} {number}" for name, number in sorted(counts.items())))
-    if not asked.dry:
-        publish(
-            "trust_api",
-            {"calls": len(ends), "seed": asked.seed, **counts, "fault": len(faults), "hotset": hotset.__version__},
-        )
-    sys.exit(bool(faults))
+    except HotsetError as error:
+        error.kind = kind.__name__  # type: ignore[attr-defined]
+        raise
+    return kind.__name__
 
 
 if __name__ == "__main__":
-    main()
+    run(Path(__file__).resolve(), case, "trust_api", MEMORY_BYTES, __doc__ or "")
