@@ -190,7 +190,9 @@ def run_sweep(rng: random.Random) -> object:
     sweep = random_sweep(rng)
     if rng.random() < 0.3:
         spoil(rng, trace)
-    return simulate(maybe(rng, {maybe(rng, "a", 0.05): maybe(rng, trace, 0.05)}, 0.05), maybe(rng, sweep, 0.1))
+    return simulate(
+        maybe(rng, {rng.choice(["a", "a", "a", 3, None]): maybe(rng, trace, 0.05)}, 0.05), maybe(rng, sweep, 0.1)
+    )
 
 
 def use_cache(rng: random.Random) -> object:

@@ -37,7 +37,7 @@ def test_choices_given_as_text_are_those_of_the_enumeration(scope: str) -> None:
     "wrong",
     [
         {"scope": "Layer "},
-        {"scope": None},
+        {"scope": 3},
         {"prefill": "never"},
         {"prefill": 7},
         {"mode": "x"},

@@ -88,6 +88,8 @@ class Controller:
 
     def _check(self, event: Event) -> None:
         """Refuse an event that the compiled code could not serve."""
+        if not isinstance(event.experts, tuple | list) or not isinstance(event.counts, tuple | list):
+            raise HotsetError("the experts of an event and their counts are tuples of whole numbers")
         for expert in event.experts:
             self._known(ExpertKey(event.layer, expert))
         rising = all(lower < higher for lower, higher in pairwise(event.experts))

@@ -91,7 +91,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except FileNotFoundError:
         raise ProfileError(f"no such profile: {path}; hotset profile list shows those there are") from None
-    except SafetensorError as error:
+    except (SafetensorError, MemoryError) as error:  # a file is mapped whole, whatever its header says
         why = "".join(letter if letter.isprintable() else " " for letter in str(error))
         raise ProfileError(f"{path} is not a profile, or it is damaged ({why:.200}): learn or make it again") from error
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,7 +38,8 @@ class Link:
     expert_share: float = 0.5  # of the compute that is experts
 
     def __post_init__(self) -> None:
-        for name in ("bytes_per_s", "compute_s", "latency_s"):
+        endless = isinstance(self.bytes_per_s, float) and self.bytes_per_s == math.inf  # what an oracle is held against
+        for name in ("compute_s", "latency_s") if endless else ("bytes_per_s", "compute_s", "latency_s"):
             put(self, **{name: number(getattr(self, name), f"{name} of a link", 0, _MOST)})
         put(self, expert_share=number(self.expert_share, "expert_share of a link", 0, 1))
         if not (self.bytes_per_s > 0 and self.compute_s > 0):

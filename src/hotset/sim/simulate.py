@@ -63,7 +63,9 @@ def _checked(traces: Mapping[str, Trace]) -> dict[str, Trace]:
     """The traces of a sweep by name."""
     if not isinstance(traces, Mapping):
         raise HotsetError(f"the traces must be a dictionary of traces by name, not {shown(traces)}")
-    return {text(name, "the name of a trace"): instance(trace, Trace, name) for name, trace in traces.items()}
+    for name, trace in traces.items():
+        instance(trace, Trace, text(name, "the name of a trace")).check_again()
+    return dict(traces)
 
 
 def count_jobs(traces: Mapping[str, Trace], sweep: Sweep) -> int:

@@ -25,6 +25,8 @@ def concat(traces: Sequence[Trace]) -> Trace:
     if not traces:
         raise TraceError("no traces to put together: give at least one")
     first = traces[0]
+    for each in traces:
+        each.check_again()
     for number, other in enumerate(traces[1:], start=1):
         _check_same_model(first.shape, other.shape, number)
     requests, steps = [t.requests for t in traces], [t.steps for t in traces]
@@ -47,6 +49,7 @@ def interleave(trace: Trace, streams: int, mode: Mode = "batch") -> Trace:
     whole(streams, "the number of streams", 1, 1 << 40, TraceError)
     if not isinstance(mode, str) or mode not in ("batch", "turns"):
         raise TraceError(f'the mode must be "batch" or "turns", not {mode!r}')
+    trace.check_again()
     passes = _find_passes(trace)
     order, step_of_pass = _schedule(passes, streams, merge=mode == "batch")
     rank = np.empty(len(order), np.int64)

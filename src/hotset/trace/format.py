@@ -58,7 +58,7 @@ def load_trace(path: Path) -> Trace:
             return _build(file, header, path)
     except FileNotFoundError:
         raise TraceError(f"no such trace: {path}") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, MemoryError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise TraceError(f"{path} is not a trace file, or it is damaged ({why}): copy or record it again") from error
     except TraceError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hotset.checks import number, put, shown, whole
+from hotset.checks import choice, number, put, shown, whole
 from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Event, Phase
@@ -68,10 +68,15 @@ class Trace:
     def events(self) -> EventTable:
         """All events of the trace as arrays, in the order in which a model would raise them."""
         from hotset.trace.events import build_events
+
+        self.check_again()
+        return build_events(self)
+
+    def check_again(self) -> None:
+        """Raise TraceError if the arrays were written to since, in a way that a loop over them could not stand."""
         from hotset.trace.validate import check_again
 
         check_again(self)
-        return build_events(self)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events())
@@ -114,6 +119,7 @@ class Trace:
 
     def select(self, requests: Sequence[int] | npt.NDArray[Any]) -> Trace:
         """The trace of the given requests only, in their recorded order."""
+        self.check_again()
         wanted = np.asarray(requests)
         if wanted.dtype.kind not in "iu" and wanted.size:
             raise TraceError(f"requests are chosen by their numbers, not by {shown(requests)}")
@@ -127,6 +133,7 @@ class Trace:
         if not 0 < number(fraction, "the fraction", 0, 1, TraceError) < 1:
             raise TraceError(f"the fraction must be between 0 and 1, not {fraction}")
         whole(seed, "the seed", 0, (1 << 63) - 1, TraceError)
+        self.check_again()
         if self.requests < 2:
             raise TraceError("a trace of one request cannot be split by request: record more, or cut it by tokens")
         first = min(max(round(fraction * self.requests), 1), self.requests - 1)
@@ -139,7 +146,7 @@ class Trace:
 
     def count(self, phase: Phase) -> int:
         """The number of tokens of one phase."""
-        return int(np.count_nonzero(self.phase == phase))
+        return int(np.count_nonzero(self.phase == choice(phase, Phase, "the phase", TraceError)))
 
 
 def _dense(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

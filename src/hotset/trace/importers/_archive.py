@@ -38,7 +38,7 @@ def read_arrays(path: Path, names: Iterable[str]) -> dict[str, npt.NDArray[Any]]
             _refuse_bomb(found.values(), path.stat().st_size)
             return {name: _read_member(archive, member) for name, member in found.items()}
     except _FAULTS as error:
-        raise TraceError(f"{path} is not a numpy archive, or it is damaged: {error}") from None
+        raise TraceError(f"{path} is not a numpy archive, or it is damaged: {str(error)[:200]}") from None
 
 
 def _find(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo | None:
