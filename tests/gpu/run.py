@@ -92,7 +92,7 @@ def main() -> int:
     """Run everything as often as asked, write the result, and fail if any test did."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--runs", type=int, default=1, help="how many times in a row")
-    arguments.add_argument("--processes", type=int, default=max(2, min(12, (os.cpu_count() or 4) - 2)))
+    arguments.add_argument("--processes", type=int, default=max(2, min(16, os.cpu_count() or 4)))
     arguments.add_argument("--out", type=Path, default=RESULT)
     arguments.add_argument("--only", default="", help="only files whose path has this in it; nothing is written")
     given = arguments.parse_args()

@@ -1,4 +1,4 @@
-"""What hotset writes and reads on a machine with a GPU: packs, profiles and traces."""
+"""What hotset writes and reads on a machine with a GPU: profiles and traces."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-def test_a_packed_model_says_the_same(folder: Path, stock: Any, tmp_path: Path) -> None:
-    hotset("pack", folder, "-o", tmp_path / "packed")
-    hotset("pack", "--verify", tmp_path / "packed")
-    assert run(tmp_path / "packed", "--memory", "25%")["text"] == stock(PROMPT)
 
 
 def test_what_is_learnt_warms_the_next_start(folder: Path, stock: Any, tmp_path: Path) -> None:

@@ -26,14 +26,3 @@ def test_run_says_what_stock_says_at_every_size(folder: Path, stock: Any, memory
     if memory != "100%":
         stats = found["stats"]
         assert stats["hits"] + stats["misses"] == stats["asked"]
-
-
-@pytest.mark.parametrize("engine", ["host", "device"])
-def test_run_with_either_driver(folder: Path, stock: Any, engine: str) -> None:
-    assert run(folder, "--memory", "25%", "--engine", engine)["text"] == stock(PROMPT)
-
-
-def test_run_with_half_of_the_experts_in_ram_and_the_disk_behind(folder: Path, stock: Any) -> None:
-    found = run(folder, "--memory", "12.5%", "--host-memory", "50%")
-    assert found["text"] == stock(PROMPT)
-    assert found["driven_by"] == "host"

@@ -62,5 +62,6 @@ def test_ctrl_c_in_the_middle_of_a_run_ends_in_order(folder: Path) -> None:
             time.sleep(4)
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=PATIENCE_S)
-        assert child.returncode == 130, errors
+        ended = (130,) if wait else (130, -signal.SIGINT)  # before hotset runs, the interpreter ends by the signal
+        assert child.returncode in ended, errors
         assert b"Traceback" not in errors
