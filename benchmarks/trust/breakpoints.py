@@ -22,6 +22,7 @@ _PACKAGE = str(Path(hotset.__file__).parent)
 _INSIDE = tuple(
     f"{_PACKAGE}/{part}" for part in ("transfer/", "runtime/", "cache/", "models/passes", "models/requests")
 )
+_BEGINS = dis.opmap.get("RESUME", -1)
 _CHECKED = frozenset(
     dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD") if name in dis.opmap
 )
@@ -39,12 +40,13 @@ class Place(NamedTuple):
 class Breakpoints:
     """Within the block, counts the places where a signal could be delivered, and raises at one, and soon after again.
 
-    `at` is a place and how often it is passed before; `again` says after how many more places to raise once more each.
+    `at` is a place and how often it is passed before, or a number of places that are passed before; `again` says after
+    how many more places to raise once more each.
     """
 
     def __init__(
         self,
-        at: tuple[Place, int] | None = None,
+        at: tuple[Place, int] | int | None = None,
         again: Sequence[int] = (),
         error: type[BaseException] = KeyboardInterrupt,
     ) -> None:
@@ -67,7 +69,7 @@ class Breakpoints:
         """Follow hotset's own functions, and what they call, but not the model."""
         if frame.f_code.co_filename.startswith(_INSIDE) or (frame.f_back in self._last and not _is_large(frame)):
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            self._last[frame] = -1
+            self._last[frame] = _BEGINS
             return self._opcode
         return None
 
@@ -91,7 +93,7 @@ class Breakpoints:
 
     def _is_next(self, place: Place, times: int) -> bool:
         if not self.struck:
-            return self._at == (place, times)
+            return self._at in ((place, times), self.passed.total() - 1)
         if not self._again:
             return False
         self._again[0] -= 1
