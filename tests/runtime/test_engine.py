@@ -277,17 +277,15 @@ def test_a_budget_in_bytes_is_never_exceeded() -> None:
 
 
 def test_an_allocation_that_is_refused_is_explained(monkeypatch: Any) -> None:
-    import mmap
-
     from hotset.runtime import arena
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(arena.mmap, "mmap", refuse)
-    with pytest.raises(BudgetError, match=r"refused .* smaller --memory"):
-        load("25%")
-    monkeypatch.setattr(arena.mmap, "mmap", mmap.mmap)
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "Block", refuse)
+        with pytest.raises(BudgetError, match=r"refused .* smaller --memory"):
+            load("25%")
     monkeypatch.setattr(arena, "available_memory_bytes", lambda: 1000)
     with pytest.raises(BudgetError, match="are available: ask for a smaller --memory"):
         load("25%")
