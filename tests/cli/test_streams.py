@@ -124,13 +124,23 @@ def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
     assert "Traceback" not in said.err
 
 
+def test_a_prompt_may_come_through_a_pipe_of_the_shell() -> None:
+    pytest.importorskip("transformers")
+    words = " ".join(FEW)
+    done = shell(f"hotset run --file <(echo Il mercato del) --json {words}")
+    assert json.loads(done.stdout)["new_tokens"] == 4
+
+
 def test_a_chat_with_json_is_one_document(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     place = model_folder(tmp_path / "model")
     (place / "chat_template.jinja").write_text("{{1/0}}")
     done = call("chat", place, *FEW, "--json", told=b"ciao\n")
     assert done.error
-    assert done.out == ""
+    assert json.loads(done.out)["turns"] == []
+    some = call("chat", *FEW, "--json", told=b"ciao\n\xff\n")
+    assert some.error
+    assert len(json.loads(some.out)["turns"]) == 1
     whole = call("chat", *FEW, "--json", told=b"/stats\nciao\n/nonsense\n")
     assert len(json.loads(whole.out, parse_constant=pytest.fail)["turns"]) == 1
 

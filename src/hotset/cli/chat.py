@@ -68,9 +68,13 @@ def chat(
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:
         talk = Talk(Conversation(loaded, sampling, use_template), as_json)
-        for line in _lines():
-            if not talk.take(line.strip()):
-                break
+        try:
+            for line in _lines():
+                if not talk.take(line.strip()):
+                    break
+        except HotsetError:
+            talk.end()  # the turns before are not lost
+            raise
         talk.end()
 
 

@@ -29,7 +29,7 @@ def stats(talk: Talk, word: str) -> Views:
     if word == "all":
         return [talk.summary(), *experts_views(talk.conversation.loaded)]
     statistics = _handle(talk).statistics()
-    if not word.isdigit() or int(word) >= statistics.shape.layers:
+    if not (word.isascii() and word.isdigit()) or len(word) > 6 or int(word) >= statistics.shape.layers:
         raise HotsetError(f"/stats takes a layer, 0 to {statistics.shape.layers - 1}, or all")
     return [expert_table(statistics, int(word), 10)]
 

@@ -15,6 +15,7 @@ from hotset.reading import open_regular
 from hotset.shape import format_size
 
 MAX_TEXT_BYTES = 256 * 1024**2
+_GIVEN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # pipes that the shell opened, as for --file <(command)
 
 
 def read_prompt(words: str | None, file: Path | None) -> str:
@@ -34,7 +35,7 @@ def read_text(path: Path) -> str:
     try:
         if str(path) == "-":
             return decode(_bounded(sys.stdin.buffer, "stdin"), "stdin")
-        with open_regular(path) as file:
+        with path.open("rb") if str(path).startswith(_GIVEN) else open_regular(path) as file:
             return decode(_bounded(file, str(path)), str(path))
     except OSError as error:
         raise HotsetError(f"cannot read {path}: {error.strerror or error}") from None
