@@ -90,7 +90,7 @@ def test_ctrl_c_ends_an_answer_and_the_next_question_is_answered(terminals: list
     at = terminal.type(f"{PROMPT}\n".encode())
     whole = call("run", "-p", PROMPT, "--memory", "25%", "--max-new-tokens", "30").out
     terminal.wait_for(re.escape(whole[:40]), at)  # the answer has begun
-    os.kill(terminal.child, signal.SIGINT)
+    terminal.type(b"\x03")  # to all processes of the terminal
     terminal.wait_for(r"\n> $", at)
     at = terminal.type(b"ciao\xff\xfe\n")  # what a terminal of another encoding sends
     terminal.wait_for("error: .*UTF-8(.|\n)*> $", at)

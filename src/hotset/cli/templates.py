@@ -101,6 +101,7 @@ def _spawn(cpu_s: int) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            process_group=0 if os.name == "posix" else None,  # Ctrl-C at the terminal is not for it
             env={**os.environ, "PYTHONPATH": paths, "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"},
         )
     except OSError as error:
