@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from hotset.cache.controller import Coming, Controller
 from hotset.cache.counters import Count, Counters
 from hotset.cache.table import COMING
 from hotset.cache.usage import LOG_FIELDS, LOG_HEADER, LOGGED_PASSES, Usage
+from hotset.compiling import keep_compiled
 from hotset.policies import parse
 from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Phase
@@ -50,7 +50,7 @@ def take_log(usage: Usage, shape: ModelShape) -> EventTable:
     return table
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _unpack(log: Any, start: Any, layer: Any, tokens: Any, phase: Any, request: Any, expert: Any, count: Any) -> None:
     at, entry = LOG_HEADER, 0
     for event in range(len(layer)):

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from numba import njit
 
 from hotset.checks import instance, put, shown, text, whole
+from hotset.compiling import keep_compiled
 from hotset.errors import PolicyError
 from hotset.shape import ModelShape
 
@@ -48,8 +49,7 @@ def compiled(function: F) -> F:
 
 def compiled_entry(function: F) -> F:
     """Compile a function of the hot path that Python calls, and keep the machine code on disk."""
-    entry: F = njit(**_HOT, cache=True)(function)
-    return entry
+    return keep_compiled(**_HOT)(function)
 
 
 class Admit(IntEnum):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from hotset.compiling import keep_compiled
 from hotset.policies.base import Admit, Ask, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
@@ -38,7 +38,7 @@ def score(state: BeladyState, table: Any, ask: Ask, layer: int, expert: int) -> 
     return -state.next_use[layer, expert]
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def next_uses(
     start: Any, layer: Any, phase: Any, expert: Any, counted: tuple[bool, bool], num_layers: int, num_experts: int
 ) -> Any:

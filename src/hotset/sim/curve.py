@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from hotset.cache.plan import Scope
 from hotset.checks import choice
+from hotset.compiling import keep_compiled
 from hotset.errors import BudgetError
 from hotset.shape import ModelShape
 from hotset.trace import Phase
@@ -58,7 +58,7 @@ def lru_curve(events: EventTable, scope: Scope = Scope.LAYER, phase: Phase = Pha
     return LruCurve(shape, scope, found, int(sizes.sum()), int(sizes.max(initial=1)))
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _distances(
     start: Any, layers: Any, phases: Any, experts: Any, phase: int, groups: int, members: int, per_layer: int
 ) -> Any:
@@ -93,7 +93,7 @@ def _distances(
     return found
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _prefix(tree: Any, at: int) -> Any:
     """How many live stamps are not younger than this one."""
     total = 0
@@ -103,14 +103,14 @@ def _prefix(tree: Any, at: int) -> Any:
     return total
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _add(tree: Any, at: int, amount: int) -> None:
     while at < len(tree):
         tree[at] += amount
         at += at & -at
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _compact(tree: Any, stamp: Any) -> Any:
     """Number the live stamps 1, 2, 3, ... in their order and rebuild the tree; returns the last one given."""
     tree[:] = 0

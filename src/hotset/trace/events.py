@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from hotset.compiling import keep_compiled
 from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Event, Phase
@@ -98,7 +98,7 @@ def build_events(trace: Trace) -> EventTable:
     return EventTable(trace.shape, start, *columns)
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _event_sizes(experts: Any, bounds: Any, num_experts: int) -> Any:
     """Distinct experts per pass and layer; a pass of one token needs no marking."""
     passes, layers, top_k = len(bounds) - 1, experts.shape[1], experts.shape[2]
@@ -117,7 +117,7 @@ def _event_sizes(experts: Any, bounds: Any, num_experts: int) -> Any:
     return sizes
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _fill_events(experts: Any, phases: Any, requests: Any, bounds: Any, start: Any, num_experts: int) -> Any:
     num_events, entries = len(start) - 1, start[-1]
     layers, top_k = experts.shape[1], experts.shape[2]

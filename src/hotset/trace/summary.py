@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from hotset.compiling import keep_compiled
 from hotset.trace.event import Phase
 from hotset.trace.events import EventTable
 from hotset.trace.trace import Trace
@@ -116,7 +116,7 @@ def _repeat_rates(trace: Trace) -> list[float | None]:
     return [float(repeated / asked) if asked else None for repeated, asked in totals]
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _count_repeats(experts: Any, phase: Any, order: Any, nth: Any, lags: Any) -> Any:
     """Per lag: experts seen again, and experts asked for in layers that both tokens ran through."""
     totals = np.zeros((len(lags), 2), np.int64)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from hotset.compiling import keep_compiled
 from hotset.errors import HotsetError
 from hotset.shape import ModelShape
 from hotset.trace.event import Phase
@@ -249,7 +249,7 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
         raise HotsetError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _walk_topics(moves: Any, chance: Any, topics: int, first: int) -> Any:
     """Follow the topic: at each move it becomes one of the others, all alike."""
     walk = np.empty(len(moves), np.int64)
@@ -261,7 +261,7 @@ def _walk_topics(moves: Any, chance: Any, topics: int, first: int) -> Any:
     return walk
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _route_block(
     logits: Any, topic: Any, state: Any, fast: Any, slow: Any, gains: Any, experts: Any, chosen: Any
 ) -> None:
@@ -278,7 +278,7 @@ def _route_block(
             _choose(scores, experts[token, layer], chosen[token, layer])
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _choose(scores: Any, experts: Any, chosen: Any) -> None:
     """Fill in the largest scores in falling order; of equals, the lower number wins."""
     top_k, filled = len(experts), 0

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from hotset.compiling import keep_compiled
 from hotset.errors import TraceError
 from hotset.trace.event import Phase
 from hotset.trace.synth import SynthConfig, synthesise
@@ -302,7 +302,7 @@ def _nothing() -> None:
     """Stand in for a progress bar."""
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _count_halves(experts: Any, request: Any, requests: int, num_experts: int) -> Any:
     """Uses of each expert in the first and the second half of each request."""
     tokens, layers, top_k = experts.shape
@@ -322,7 +322,7 @@ def _count_halves(experts: Any, request: Any, requests: int, num_experts: int) -
     return counts
 
 
-@njit(cache=True, nogil=True)
+@keep_compiled(nogil=True)
 def _count_repeats(experts: Any, request: Any, lag: int) -> Any:
     """How many experts were also used `lag` tokens before, and how many there were to look at."""
     again, asked = 0, 0

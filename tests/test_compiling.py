@@ -1,0 +1,140 @@
+"""Compiled code that cannot be kept, or is damaged, costs a line and some time, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hotset
+
+PACKAGE = Path(hotset.__file__).parent
+NOTE = "compiled code cannot be kept"
+
+CHILD = """
+import numpy as np
+from hotset.compiling import keep_compiled
+import module
+assert module.twice(21) == 42 and module.twice(2.5) == 5.0
+assert module.thrice(3) == 9
+print("worked")
+"""
+MODULE = """
+from hotset.compiling import keep_compiled
+
+@keep_compiled(nogil=True)
+def twice(x):
+    return x + x
+
+@keep_compiled(nogil=True)
+def thrice(x):
+    return x + twice(x)
+"""
+
+
+def run_child(folder: Path, home: Path, code: str = CHILD, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A fresh interpreter that finds the module in a folder, and hotset where it is now."""
+    known = {key: value for key, value in os.environ.items() if not key.startswith(("NUMBA", "XDG"))}
+    environment = known | {
+        "HOME": str(home),
+        "PYTHONPATH": f"{folder}{os.pathsep}{PACKAGE.parent}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **options.pop("env", {}),
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, **options
+    )
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package folder of ours, and beside it a home."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "module.py").write_text(MODULE)
+    (tmp_path / "home").mkdir()
+    return folder
+
+
+def nowhere(package: Path, home: Path) -> None:
+    """Have neither folder take a file: for the superuser, by files where folders have to be."""
+    (package / "__pycache__").write_text("")
+    (home / ".cache").write_text("")
+
+
+def test_code_is_kept_where_it_can_be(package: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = run_child(package, tmp_path / "home")
+        assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "worked", "")
+    assert len(list((package / "__pycache__").glob("module.twice*.nbc"))) == 2
+
+
+def test_no_folder_to_write_to_is_said_once_and_all_works(package: Path, tmp_path: Path) -> None:
+    nowhere(package, tmp_path / "home")
+    done = run_child(package, tmp_path / "home")
+    assert (done.returncode, done.stdout.strip()) == (0, "worked"), done.stderr
+    assert done.stderr.count(NOTE) == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_damaged_file_is_compiled_anew(package: Path, tmp_path: Path) -> None:
+    run_child(package, tmp_path / "home")
+    for path in (package / "__pycache__").glob("module.*.nb[ci]"):
+        path.write_bytes(path.read_bytes()[:40])
+    done = run_child(package, tmp_path / "home")
+    assert (done.returncode, done.stdout.strip()) == (0, "worked"), done.stderr
+
+
+def test_a_full_disk_is_said_once_and_all_works(package: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a disk of its own cannot be mounted here")
+    try:
+        done = run_child(package, tmp_path / "home", env={"NUMBA_CACHE_DIR": str(disk)})
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert (done.returncode, done.stdout.strip()) == (0, "worked"), done.stderr
+    assert done.stderr.count(NOTE) == 1
+    assert "No space left" in done.stderr
+
+
+SIMULATE = """
+from hotset.sim import Sweep, simulate
+from hotset.trace.synth import SynthConfig, synthesise
+trace = synthesise(SynthConfig(layers=2, experts=8, top_k=2, requests=2, new_tokens=8))
+print(len(simulate({"some": trace}, Sweep(policies=["lru"], budgets=["50%"])).rows))
+"""
+READ_ONLY = """
+for folder in "$1" "$2"; do
+    mount --bind "$folder" "$folder" && mount -o remount,bind,ro "$folder" || exit 77
+done
+shift 2
+exec "$@"
+"""
+
+
+def test_a_container_whose_folders_are_read_only_simulates_and_says_so_once(tmp_path: Path) -> None:
+    copy, home = tmp_path / "site", tmp_path / "home"
+    shutil.copytree(PACKAGE, copy / "hotset", ignore=shutil.ignore_patterns("__pycache__", "model"))
+    home.mkdir()
+    if shutil.which("unshare") is None:
+        pytest.skip("mounts of a process of its own cannot be made here")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", str(copy), str(home), sys.executable, "-c", SIMULATE],
+        env={"HOME": str(home), "PYTHONPATH": str(copy), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("mounts of a process of its own cannot be made here")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 1
+    assert done.stderr.count(NOTE) == 1
