@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from hotset.errors import BudgetError, HotsetError
@@ -14,6 +16,8 @@ from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import format_size
 from hotset.store import Part
 from hotset.store.catalog import Bytes
+
+_LIBC = ctypes.CDLL(None)
 
 
 class Block(mmap.mmap):
@@ -42,11 +46,11 @@ class Arena:
     block: Block | None = None  # the memory's owner, where it is the system's
 
     @classmethod
-    def in_ram(cls, slots: int, slot_bytes: int) -> Arena:
-        """Slots in ordinary memory, in huge pages where the system has them."""
+    def in_ram(cls, slots: int, slot_bytes: int, *, force: bool = False) -> Arena:
+        """Slots in ordinary memory, in huge pages where there are any; `force` asks even where no memory is free."""
         size = slots * slot_bytes
         room = available_memory_bytes()
-        if size > room:
+        if size > room and not force:
             raise BudgetError(
                 f"{slots} slots need {format_size(size)} of memory and {format_size(room)} are available: "
                 "ask for a smaller --memory, or close other programs"
@@ -102,6 +106,15 @@ class Arena:
         """The bytes of all slots, of shape (slots, slot_bytes); for memory that the processor can reach."""
         rows: Bytes = self.memory.numpy().reshape(self.slots, self.slot_bytes)
         return rows
+
+    def untouched_bytes(self) -> int:
+        """What of this memory the system has not handed out yet, as it does when a page is first written to."""
+        pages = -(-self.size_bytes // mmap.PAGESIZE)
+        here = np.zeros(pages, np.uint8)
+        address, size = ctypes.c_void_p(self.memory.data_ptr()), ctypes.c_size_t(self.size_bytes)
+        if not hasattr(_LIBC, "mincore") or _LIBC.mincore(address, size, here.ctypes.data_as(ctypes.c_void_p)) != 0:
+            return 0
+        return (pages - int(np.count_nonzero(here & 1))) * mmap.PAGESIZE
 
     @property
     def size_bytes(self) -> int:

@@ -31,11 +31,17 @@ class CpuEngine(CachingEngine):
     kind = "cpu"
 
     def __init__(
-        self, controller: Controller, catalog: Catalog, maths: Sequence[ExpertMath], *, threads: int = 0
+        self,
+        controller: Controller,
+        catalog: Catalog,
+        maths: Sequence[ExpertMath],
+        *,
+        threads: int = 0,
+        force: bool = False,
     ) -> None:
         super().__init__(controller, catalog)
         plan = controller.plan
-        self.arena = Arena.in_ram(plan.cached + plan.staging + plan.ahead, catalog.slot_bytes)
+        self.arena = Arena.in_ram(plan.cached + plan.staging + plan.ahead, catalog.slot_bytes, force=force)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads)
         self.layers = [
             SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
@@ -62,8 +68,10 @@ class CpuEngine(CachingEngine):
 
     def _compute_in(self, layer: int, event: LiveEvent, which: Which, rows: Sequence[int]) -> None:
         pairs, ends = event.places(which)
-        places = torch.from_numpy(pairs)
-        event.put(places, self.layers[layer](event.rows(places), rows, ends))
+        for first, last, begin, end in self.layers[layer].parts(ends):
+            places = torch.from_numpy(pairs[begin:end])
+            stops = [min(stop, end) - begin for stop in ends[first:last]]
+            event.put(places, self.layers[layer](event.rows(places), rows[first:last], stops))
 
     def fetch_and_compute(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Bring in what is missing and compute everything: residents first, the rest as it arrives."""
@@ -212,6 +220,10 @@ class CpuEngine(CachingEngine):
             "staging": plan.staging * self.catalog.slot_bytes,
             **({"ahead": plan.ahead * self.catalog.slot_bytes} if plan.ahead else {}),
         }
+
+    def untouched_bytes(self) -> int:
+        """What the slots will take of free memory once they are filled."""
+        return self.arena.untouched_bytes()
 
     def close(self) -> None:
         """Give back threads, files and memory."""

@@ -108,9 +108,11 @@ class DeviceEngine(CachingEngine):
             return
         order = slots.argsort()
         pairs, ends = event.places(event.positions(experts[order]))
-        places = torch.from_numpy(pairs).to(self.device, non_blocking=True)
-        results = self.layers[layer](event.rows(places), slots[order].tolist(), ends)
-        event.put(places, results)
+        rows = slots[order].tolist()
+        for first, last, begin, end in self.layers[layer].parts(ends):
+            places = torch.from_numpy(pairs[begin:end]).to(self.device, non_blocking=True)
+            stops = [min(stop, end) - begin for stop in ends[first:last]]
+            event.put(places, self.layers[layer](event.rows(places), rows[first:last], stops))
 
     def _compute_few(self, layer: int, event: LiveEvent, experts: Any, slots: Any, kernel: Kernel) -> None:
         """Multiply row by row where the matrices lie; rows of experts that are not here are left alone."""

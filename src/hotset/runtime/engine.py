@@ -152,6 +152,10 @@ class Engine(ABC):
     def resident_bytes(self) -> dict[str, int]:
         """The bytes held, by what for."""
 
+    def untouched_bytes(self) -> int:
+        """What the slots will take of free memory once they are filled."""
+        return 0
+
     def settle(self) -> None:  # noqa: B027 - only devices that work on their own have something to add
         """Bring the clock up to date."""
 

@@ -26,10 +26,12 @@ Loads = npt.NDArray[np.int32]
 class HostTier:
     """Experts in host memory; what is asked for and not there is read from disk."""
 
-    def __init__(self, catalog: Catalog, plan: SlotPlan, policy: Policy, *, threads: int = 0) -> None:
+    def __init__(
+        self, catalog: Catalog, plan: SlotPlan, policy: Policy, *, threads: int = 0, force: bool = False
+    ) -> None:
         self.catalog = catalog
         self.controller = Controller(plan, policy)
-        self.arena = Arena.in_ram(plan.cached + plan.staging, catalog.slot_bytes)
+        self.arena = Arena.in_ram(plan.cached + plan.staging, catalog.slot_bytes, force=force)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads) if catalog.files else None
         self.read_bytes = 0
         self.before_reading: Callable[[], None] = lambda: None  # waits until no copy out of these slots is under way

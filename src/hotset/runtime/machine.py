@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 _NO_LIMIT_BYTES = 1 << 62
@@ -22,6 +23,11 @@ def total_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def memory_limit_bytes() -> int:
+    """The most memory that this process may ever hold: the machine's, or the limit of its control groups."""
+    return min([total_memory_bytes(), *(limit for limit, _ in _groups())])
+
+
 def _machine_bytes() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -33,29 +39,35 @@ def _machine_bytes() -> int:
 
 def _group_bytes() -> int:
     """What the control groups of this process leave, from its own up to the root."""
+    return min([_NO_LIMIT_BYTES, *(limit - used for limit, used in _groups())])
+
+
+def _groups() -> Iterator[tuple[int, int]]:
+    """The limit of each control group that this process is in, and what is used of it and cannot be dropped."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return _NO_LIMIT_BYTES
-    rooms = [_NO_LIMIT_BYTES]
+        return
     for line in lines:
         number, controllers, where = line.split(":", 2)
         if number != "0" and "memory" not in controllers.split(","):
             continue
         root, limit, usage = _GROUPS[0] if number == "0" else _GROUPS[1]
         folder = root / where.lstrip("/")
-        rooms += [_room(place, limit, usage) for place in (folder, *folder.parents) if place.is_relative_to(root)]
-    return min(rooms)
+        for place in (folder, *folder.parents):
+            found = _read_group(place, limit, usage) if place.is_relative_to(root) else None
+            if found is not None:
+                yield found
 
 
-def _room(folder: Path, limit: str, usage: str) -> int:
+def _read_group(folder: Path, limit: str, usage: str) -> tuple[int, int] | None:
     try:
         most = int((folder / limit).read_text())
         used = int((folder / usage).read_text())
         inactive = _stat(folder, "total_inactive_file") or _stat(folder, "inactive_file")
     except (OSError, ValueError):
-        return _NO_LIMIT_BYTES
-    return most - used + inactive
+        return None
+    return most, used - inactive
 
 
 def _stat(folder: Path, name: str) -> int:

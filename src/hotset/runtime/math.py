@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
 
+LEAST_ROWS = 64
 FEW_GROUPS = 2
 """Up to so many experts are multiplied one by one on a GPU; more go into one grouped multiplication."""
 
@@ -21,6 +23,10 @@ BLOCK = 64
 
 SERIAL = 1 << 15
 """Up to so many elements torch computes in one thread; more are cut at places that depend on how many there are."""
+
+
+WORK_BYTES, GPU_WORK_BYTES = 32 << 20, 256 << 20
+"""What the activations of experts that are computed together may take; more rows go one part after another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,15 @@ def by_expert(function: Callable[[Tensor], Tensor], rows: Tensor, ends: Sequence
     return torch.cat([function(given) for given in rows.split_with_sizes(sizes)])
 
 
+class RowPart(NamedTuple):
+    """Some experts of an event, by their places in it, and the rows of theirs that are computed together."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
+
+
 class SlotExperts:
     """All experts of one layer, whichever slots they lie in."""
 
@@ -108,6 +123,26 @@ class SlotExperts:
         self.up = SlotLinear(arena, layout, math.up, math.up_bias, math.up_transposed)
         self.down = SlotLinear(arena, layout, math.down, math.down_bias, math.down_transposed)
         self.math = math
+        states = 2 * self.up.width + 3 * self.down.width  # before and after the activation; in, out and weighted
+        bound = GPU_WORK_BYTES if arena.memory.is_cuda else WORK_BYTES
+        self.most_rows = max(bound // (states * max(self.up.weights.itemsize, 4)), LEAST_ROWS)
+
+    def parts(self, ends: Sequence[int]) -> Iterator[RowPart]:
+        """Rows up to each expert's end, in parts that keep activations below the bound.
+
+        Experts stay whole where they can, since the rows of one expert multiplied together give the same bits whoever
+        else is computed; and where one has too many rows, its parts depend on nothing but their number.
+        """
+        first = begin = 0
+        for place, end in enumerate(ends):
+            if end - begin > self.most_rows and first < place:
+                yield RowPart(first, place, begin, ends[place - 1])
+                first, begin = place, ends[place - 1]
+            while end - begin > self.most_rows:
+                yield RowPart(place, place + 1, begin, begin + self.most_rows)
+                first, begin = place, begin + self.most_rows
+        if ends:
+            yield RowPart(first, len(ends), begin, ends[-1])
 
     def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Compute the rows up to each end by the expert of each slot."""
