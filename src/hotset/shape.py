@@ -20,7 +20,7 @@ _MOST_DIGITS = 18
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-_SLOTS = re.compile(r"(\d+)\s*slots?", re.IGNORECASE)
+_SLOTS = re.compile(r"(\d{1,18})\s*slots?", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 

@@ -29,6 +29,7 @@ def chat(
     model: opt.Model = None,
     memory: opt.Memory = "auto",
     host_memory: opt.HostMemory = "auto",
+    context: opt.Context = 4096,
     policy: opt.PolicyName = "blend",
     scope: opt.ScopeName = "layer",
     staging: opt.Staging = None,
@@ -49,6 +50,7 @@ def chat(
     pin: opt.Pin = None,
     warm_pin: opt.WarmPin = "off",
     trust_remote_code: opt.TrustRemoteCode = False,
+    force: opt.ForceMemory = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Talk with a model; through a pipe every line is a turn.
@@ -62,8 +64,8 @@ def chat(
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
         profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, staging=staging,
-        trust_remote_code=trust_remote_code,
+        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, staging=staging, context=context,
+        force=force, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

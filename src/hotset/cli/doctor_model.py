@@ -48,14 +48,19 @@ def peek(place: str, trust_remote_code: bool = False) -> Found:
 
 
 def _found(model: Any, sites: Any, catalog: Any) -> Found:
-    from hotset.models.budget import free_bytes_for_experts, shape_of
+    from hotset.models.account import CONTEXT_TOKENS, take_account
+    from hotset.models.budget import shape_of
     from hotset.models.choose import Settings
 
-    experts = set(model._hotset_shapes)
-    dense = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if name not in experts)
-    free = free_bytes_for_experts(model, Settings().torch_device())
+    shape = shape_of(sites, catalog)
+    account = take_account(model, Settings().torch_device(), shape.top_k, context=CONTEXT_TOKENS)
     return Found(
-        shape_of(sites, catalog), dense, free, catalog.files, model.config.model_type, _host_only(sites, catalog)
+        shape,
+        account.dense_bytes,
+        account.expert_bytes,
+        catalog.files,
+        model.config.model_type,
+        _host_only(sites, catalog),
     )
 
 

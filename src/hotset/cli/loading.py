@@ -45,6 +45,8 @@ class Wanted:
     engine: str = "auto"
     staging: int | None = None
     trust_remote_code: bool = False
+    context: int = 4096
+    force: bool = False
     observe: bool = False  # count what is routed even where all experts fit
 
     @property
@@ -227,6 +229,8 @@ def _load_model(place: str, wanted: Wanted) -> Any:
             engine=wanted.engine,
             staging=wanted.staging,
             trust_remote_code=wanted.trust_remote_code,
+            context=wanted.context,
+            force=wanted.force,
         )
     if wanted.observe:
         model.hotset.observe()

@@ -38,6 +38,7 @@ def record(
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
     memory: opt.Memory = "auto",
     host_memory: opt.HostMemory = "auto",
+    context: opt.Context = 4096,
     policy: opt.PolicyName = "blend",
     scope: opt.ScopeName = "layer",
     staging: opt.Staging = None,
@@ -67,6 +68,7 @@ def record(
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
         engine=engine, staging=staging, prefetch=prefetch, trust_remote_code=trust_remote_code,
+        context=context, force=force,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

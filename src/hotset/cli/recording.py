@@ -110,7 +110,9 @@ def _real_rows(rows: list[int], mask: npt.NDArray[Any], out: npt.NDArray[Any], e
     new = out[:, mask.shape[1] :]
     going_on = np.cumsum(np.isin(new, list(ends)), axis=1) == 0
     # The last token of an answer is never put in, so it is not routed.
-    real = np.concatenate([mask.astype(bool).reshape(-1), going_on[:, :-1].T.reshape(-1)])
+    places = np.concatenate([mask.astype(bool), going_on[:, :-1]], axis=1)
+    steps = np.cumsum([size // len(mask) for size in rows])[:-1]  # a long prompt takes several
+    real = np.concatenate([some.reshape(-1) for some in np.split(places, steps, axis=1)])
     if len(real) != sum(rows):
         raise HotsetError(f"the model computed {sum(rows)} rows for {len(real)} tokens of a batch: use --batch 1")
     return real

@@ -24,6 +24,7 @@ def run(
     file: opt.PromptFile = None,
     memory: opt.Memory = "auto",
     host_memory: opt.HostMemory = "auto",
+    context: opt.Context = 4096,
     policy: opt.PolicyName = "blend",
     scope: opt.ScopeName = "layer",
     staging: opt.Staging = None,
@@ -68,8 +69,8 @@ def run(
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
         profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, staging=staging,
-        trust_remote_code=trust_remote_code, observe=stats or plot is not None,
+        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, staging=staging, context=context,
+        force=force, trust_remote_code=trust_remote_code, observe=stats or plot is not None,
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:

@@ -32,6 +32,16 @@ HostMemory = Annotated[
     str,
     typer.Option(help="Memory of the host for experts, behind that of a GPU.", rich_help_panel=_MEMORY),
 ]
+Context = Annotated[
+    int,
+    typer.Option(
+        metavar="TOKENS",
+        help="Leave room for so many tokens of prompt and answer, over all prompts that are computed together.",
+        min=1,
+        max=1 << 28,
+        rich_help_panel=_MEMORY,
+    ),
+]
 PolicyName = Annotated[
     str,
     typer.Option(
@@ -113,7 +123,14 @@ Guesses = Annotated[
         max=3,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Overwrite the output if it exists; try a budget that memory does not seem to hold."),
+]
+ForceMemory = Annotated[
+    bool,
+    typer.Option("--force", help="Try a budget that memory does not seem to hold.", rich_help_panel=_MEMORY),
+]
 Profile = Annotated[
     str | None,
     typer.Option(

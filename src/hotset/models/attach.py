@@ -15,6 +15,7 @@ import torch
 from hotset.cache.learning import PRIOR_TOKENS
 from hotset.cache.plan import SlotPlan
 from hotset.errors import BudgetError, ModelError
+from hotset.models.account import CONTEXT_TOKENS, bound_library_caches
 from hotset.models.budget import AUTO
 from hotset.models.choose import Chooser, Settings
 from hotset.models.connect import connect, watch
@@ -54,6 +55,8 @@ def attach(
     warm_pin: int | str = 0,
     prefetch: str = AUTO,
     engine: str = AUTO,
+    context: int = CONTEXT_TOKENS,
+    force: bool = False,
     spill: str | Path | None = None,
 ) -> Any:
     """Keep only a budget's worth of a loaded model's experts in memory; returns the model.
@@ -74,8 +77,9 @@ def attach(
         warm_pin=warm_pin,
     )
     settings = Settings(
-        memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch, engine
-    )
+        memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch, engine, context,
+        force,
+    )  # fmt: skip
     sites = find_sites(model)
     try:
         return _attach(model, sites, settings, spill)
@@ -88,7 +92,8 @@ def _attach(model: Any, sites: list[Site], settings: Settings, spill: str | Path
     remember_shapes(model, {name for site in sites for name in site.parameters()})
     layouts = [layout_of(model, site) for site in sites]
     known = settings.learning.read()
-    chooser = Chooser(settings)
+    bound_library_caches()
+    chooser = Chooser(settings, loaded=True)
     if chooser(model, sites, _unwritten(sites, layouts)):
         handle = watch(model, sites, _planned(chooser), settings)
     else:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import torch
 
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.cache.plan import default_ahead as default_ahead
 from hotset.errors import BudgetError
 from hotset.models.site import Site
-from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
 AUTO, OFF = "auto", "off"
-SAFETY = 0.1
-"""The share of free memory that `auto` leaves to others and to what it cannot foresee."""
-CONTEXT_TOKENS = 4096
-"""The context whose key-value cache `auto` leaves room for."""
+SAFETY = 0.05
+"""The share of what is left for experts that `auto` leaves to others and to what no account foresees."""
 
 
 def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:
@@ -79,7 +73,11 @@ def plan_slots(
         raise BudgetError(
             f"{budget} holds {slots} of {shape.total_experts} experts beside {room} for staging; the smallest budget "
             f"that works is {least} slots, or {format_size((least + 1) * (shape.expert_bytes or 0))}"
-            + (" (memory is short: close other programs, or use a machine with more)" if memory == AUTO else "")
+            + (
+                " (memory is short: close other programs, pass a smaller --context, or use a machine with more)"
+                if memory == AUTO
+                else ""
+            )
         )
     return SlotPlan(shape, slots, scope, room, ahead)
 
@@ -102,30 +100,3 @@ def _affordable_ahead(slots: int, least: int, shape: ModelShape, wished: int) ->
 
 def _auto(free_bytes: int) -> Budget:
     return Budget(size_bytes=max(int(free_bytes * (1 - SAFETY)), 0))
-
-
-def free_bytes_for_experts(model: Any, device: torch.device) -> int:
-    """The free memory of the device, less what the rest of the model and a context of usual length will take."""
-    free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory_bytes()
-    experts = set(getattr(model, "_hotset_shapes", {}))
-    dense: int = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if name not in experts)
-    return max(free - dense - context_bytes(model.config), 0)
-
-
-def context_bytes(config: Any, tokens: int = CONTEXT_TOKENS) -> int:
-    """The key-value cache of so many tokens, for attention of the usual kind, and some activations."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    layers = _number(text, "num_hidden_layers", 32)
-    heads = _number(text, "num_attention_heads", 32)
-    hidden = _number(text, "hidden_size", 4096)
-    width = _number(text, "head_dim", max(hidden // heads, 1))
-    return tokens * (layers * _number(text, "num_key_value_heads", heads) * width * 4 + hidden * 16)
-
-
-def _number(config: Any, name: str, otherwise: int) -> int:
-    """A whole number of a config, or a guess where it has none or a different one for every layer."""
-    try:
-        value = getattr(config, name, None)
-    except Exception:  # some configs raise an error of their own kind for what varies by layer
-        return otherwise
-    return value if isinstance(value, int) and value > 0 else otherwise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +12,20 @@ import torch
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError, HotsetError
 from hotset.forecasts import parse as parse_forecast
-from hotset.models.budget import AUTO, OFF, free_bytes_for_experts, plan_slots, shape_of, slots_for_guesses
+from hotset.models.account import (
+    CONTEXT_TOKENS,
+    LIBRARIES_BYTES,
+    Account,
+    check_context,
+    compile_ahead,
+    take_account,
+)
+from hotset.models.budget import AUTO, OFF, plan_slots, shape_of, slots_for_guesses
 from hotset.models.learning import Learning
 from hotset.models.site import Site
 from hotset.policies import Policy, parse
 from hotset.runtime.machine import available_memory_bytes
-from hotset.shape import Budget, format_size
+from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
 HOST_SHARE = 0.8
@@ -40,6 +50,8 @@ class Settings:
     learning: Learning = field(default_factory=Learning)
     prefetch: str = AUTO  # off, auto, or a forecast
     engine: str = AUTO  # auto, or who drives a GPU: "host" or "device"
+    context: int = CONTEXT_TOKENS  # tokens that room is left for
+    force: bool = False  # take a budget that memory does not seem to hold
     switch: bool = False  # between the policy and lru, whichever does better
 
     def __post_init__(self) -> None:
@@ -51,6 +63,7 @@ class Settings:
             parse_forecast(self.prefetch)
         if self.engine not in ENGINES:
             raise HotsetError(f"the engine is {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, not {self.engine!r}")
+        check_context(self.context)
         if self.scope not in tuple(Scope):
             raise HotsetError(f'the scope must be "layer" or "pool", not {self.scope!r}')
 
@@ -66,6 +79,10 @@ class Settings:
             raise HotsetError(f"no device is called {self.device!r}: use auto, cpu, cuda or cuda:N") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise HotsetError("no CUDA device is here: leave --device out, or use --device cpu")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise HotsetError(f"there is no {device}: the last device here is cuda:{torch.cuda.device_count() - 1}")
+        if device.type == "mps" and not torch.backends.mps.is_available():
+            raise HotsetError("no MPS device is here: leave --device out, or use --device cpu")
         if device.type not in ("cpu", "cuda", "mps"):
             raise HotsetError(f"hotset does not run on {device.type}: use cpu or cuda")
         return device
@@ -84,6 +101,7 @@ class Chooser:
     """Decides, once shapes and sizes are known, how many slots there will be."""
 
     settings: Settings
+    loaded: bool = False  # the whole model is in memory already
     plan: SlotPlan | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -94,12 +112,13 @@ class Chooser:
         if settings.engine == "device" and device.type != "cuda":
             raise HotsetError(f"--engine device is for a CUDA GPU, and this model runs on {device.type}: leave it out")
         by_device = device.type == "cuda" and settings.engine != "host"
+        account = self._account(model, shape, device, by_device)
         self.plan = plan_slots(
             settings.memory,
             shape,
             scope=Scope(settings.scope),
             staging=settings.staging,
-            free_bytes=free_bytes_for_experts(model, device),
+            free_bytes=account.expert_bytes,
             on_gpu=device.type != "cpu",
             by_device=by_device,
             ahead=0 if settings.prefetch == OFF else slots_for_guesses(shape, by_device),
@@ -107,10 +126,41 @@ class Chooser:
         if warning := self.plan.warning(parse(settings.policy).name):
             self.notes.append(warning)
         stock = all(site.stock for site in sites) and catalog.digests is None  # transformers cannot read packed blocks
-        if self.plan.cached < shape.total_experts or not stock:
+        whole = stock and self.plan.cached >= shape.total_experts
+        if whole and self.loaded:
+            return self._keep(shape)  # nothing more is taken
+        self._check(account)
+        if not whole or not self._can_be_loaded_whole(model, account):
             return False
+        return self._keep(shape)
+
+    def _keep(self, shape: ModelShape) -> bool:
         self.notes.append(f"all {shape.total_experts} experts fit: the model runs as transformers made it")
         return True
+
+    def _account(self, model: Any, shape: ModelShape, device: torch.device, by_device: bool) -> Account:
+        """What is free and what is needed; where memory is short, after all code is there that takes some of it."""
+        settings = self.settings
+        take = partial(
+            take_account, model, device, shape.top_k, context=settings.context, by_device=by_device, loaded=self.loaded
+        )
+        account = take()
+        if device.type == "cpu" and account.expert_bytes < 2 * shape.total_experts * (shape.expert_bytes or 0):
+            compile_ahead(settings.policy)
+            account = take()
+        return account
+
+    def _check(self, account: Account) -> None:
+        memory = self.settings.memory
+        if memory == AUTO or self.settings.force or self.plan is None:
+            return
+        account.check(self.plan, memory if isinstance(memory, Budget) else Budget.parse(memory))
+
+    def _can_be_loaded_whole(self, model: Any, account: Account) -> bool:
+        """Whether transformers can load all experts: it holds the pieces of one parameter beside the parameter."""
+        shapes, dtypes = model._hotset_shapes, model._hotset_dtypes
+        sizes = [math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()]
+        return self.settings.force or sum(sizes) + max(sizes) <= account.expert_bytes
 
 
 def host_plan(settings: Settings, plan: SlotPlan) -> SlotPlan:
@@ -125,9 +175,22 @@ def host_plan(settings: Settings, plan: SlotPlan) -> SlotPlan:
         wished = settings.host_memory
         budget = wished if isinstance(wished, Budget) else Budget.parse(wished)
         slots = budget.slots_for(shape, staging)
+        _check_host(slots + (0 if slots >= shape.total_experts else staging), budget, shape, settings.force)
     if slots < shape.layers:
         raise BudgetError(
             f"the RAM tier would hold {max(slots, 0)} experts: give it at least {shape.layers} slots, "
             f"or {format_size((shape.layers + staging) * size)}, by --host-memory"
         )
     return SlotPlan(shape, slots, Scope.LAYER, 0 if slots >= shape.total_experts else staging)
+
+
+def _check_host(slots: int, budget: Budget, shape: ModelShape, force: bool) -> None:
+    """Refuse a RAM tier that memory cannot hold, and name the largest that it can."""
+    free, size = max(available_memory_bytes() - LIBRARIES_BYTES, 0), shape.expert_bytes or 1
+    if force or slots * size <= free:
+        return
+    most = int(free * HOST_SHARE)
+    raise BudgetError(
+        f"--host-memory {budget} needs {format_size(slots * size)} and {format_size(free)} are free: the largest that "
+        f"works is --host-memory {most >> 20}MiB; --force tries all the same"
+    )

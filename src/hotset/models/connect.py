@@ -10,13 +10,17 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.cache.supervisor import Supervisor
+from hotset.compiling import give_triton_a_folder
 from hotset.errors import HotsetError, ModelError
 from hotset.forecasts import parse as parse_forecast
+from hotset.models.account import chunk_bytes, free_bytes
 from hotset.models.budget import AUTO, OFF
 from hotset.models.choose import Settings, host_plan
 from hotset.models.closing import refuse_copies, refuse_in_children
+from hotset.models.footprint import Footprint
 from hotset.models.gates import Gates
 from hotset.models.handle import Handle
+from hotset.models.prompt_chunks import PromptChunks
 from hotset.models.site import Forward, Site
 from hotset.models.tap import Tap
 from hotset.models.tracker import StepTracker
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
 def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, settings: Settings) -> Handle:
     """Serve the experts of a model from slots."""
     engine = make_engine(catalog, sites, plan, settings)
-    handle = connect_engine(model, sites, engine)
+    handle = connect_engine(model, sites, engine, prompt_chunks(model, engine, settings))
     if plan.ahead and settings.prefetch != OFF:
         engine.guesser = guesser = make_guesser(model, sites, engine, settings)
         engine.wants_tokens = guesser.forecast.name in ("token", "best")
@@ -58,9 +62,9 @@ def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, set
     return handle
 
 
-def connect_engine(model: Any, sites: list[Site], engine: CachingEngine) -> Handle:
+def connect_engine(model: Any, sites: list[Site], engine: CachingEngine, chunks: PromptChunks | None = None) -> Handle:
     """Send the calls of a model's experts to an engine."""
-    handle = _handle(model, engine, sites)
+    handle = _handle(model, engine, sites, chunks)
     for layer, site in enumerate(sites):
         handle.on_release(
             site.install(_forward(engine, handle.tracker, layer, site))
@@ -74,7 +78,7 @@ def watch(model: Any, sites: list[Site], plan: SlotPlan, settings: Settings) -> 
     """Leave a model as it is, and only count its passes and record its routing when asked."""
     stock = [site.stock for site in sites if site.stock is not None]
     engine = StockEngine(Controller(plan, parse(settings.policy)), stock)
-    handle = _handle(model, engine, sites)
+    handle = _handle(model, engine, sites, prompt_chunks(model, engine, settings))
     tracker = handle.tracker
     handle.tap = Tap(lambda: [site.install(_forward(engine, tracker, layer, site)) for layer, site in enumerate(sites)])
     return handle
@@ -86,10 +90,18 @@ def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, setting
     maths = [site.math for site in sites]
     device = settings.torch_device()
     if device.type == "cpu":
-        return CpuEngine(controller, catalog, maths, threads=settings.threads)
+        return CpuEngine(controller, catalog, maths, threads=settings.threads, force=settings.force)
     from hotset.runtime.host import HostTier
 
-    host = HostTier(catalog, host_plan(settings, plan), parse(settings.host_policy), threads=settings.threads)
+    host = HostTier(
+        catalog,
+        host_plan(settings, plan),
+        parse(settings.host_policy),
+        threads=settings.threads,
+        force=settings.force,
+    )
+    if device.type == "cuda":
+        give_triton_a_folder()
     return _device_engine(settings)(controller, catalog, maths, host, device, kernel=slot_kernel(device))
 
 
@@ -153,9 +165,22 @@ def slot_kernel(device: torch.device) -> Any:
     return rows_times_slots
 
 
-def _handle(model: Any, engine: Engine, sites: list[Site]) -> Handle:
+def prompt_chunks(model: Any, engine: Engine, settings: Settings) -> PromptChunks:
+    """What splits long prompts, and refuses those that there is no memory for."""
+    device = settings.torch_device()
+    return PromptChunks(
+        Footprint.of(model, engine.shape.top_k),
+        chunk_bytes(device),
+        lambda: free_bytes(device) - engine.untouched_bytes(),
+        settings.force,
+    )
+
+
+def _handle(model: Any, engine: Engine, sites: list[Site], chunks: PromptChunks | None = None) -> Handle:
     tracker = StepTracker(engine)
     handle = Handle(model, engine, sites, tracker)
+    if chunks is not None:
+        handle.on_close(chunks.attach(model))  # before the tracker: to it every chunk is a step of its own
     handle.on_close(tracker.attach(model))
     handle.on_release(refuse_copies(model))
     model.hotset = handle

@@ -7,6 +7,7 @@ from typing import Any
 
 from hotset.cache.learning import PRIOR_TOKENS
 from hotset.errors import ModelError
+from hotset.models.account import CONTEXT_TOKENS, bound_library_caches
 from hotset.models.budget import AUTO
 from hotset.models.choose import Chooser, Settings
 from hotset.models.connect import connect, watch
@@ -40,6 +41,8 @@ def load(
     warm_pin: int | str = 0,
     prefetch: str = AUTO,
     engine: str = AUTO,
+    context: int = CONTEXT_TOKENS,
+    force: bool = False,
     auto_class: Any = None,
     **options: Any,
 ) -> Any:
@@ -47,8 +50,10 @@ def load(
 
     `model` is a folder or a hub id; `memory` is a size ("8GiB"), a share of the experts ("25%"), a number of slots or
     "auto". `profile` names what to start warm from, `learn` what to write down what is learnt in, `pin` a share of the
-    slots to keep for the hottest. `options` go to `from_pretrained`; with `output_loading_info=True` it is a pair of
-    the model and what the library says of its weights. A model's own code runs with `trust_remote_code=True` only.
+    slots to keep for the hottest. Room is left for `context` tokens of all sequences together; a budget that memory
+    does not hold is refused unless `force` is true. `options` go to `from_pretrained`; with `output_loading_info=True`
+    it is a pair of the model and what the library says of its weights. A model's own code runs with
+    `trust_remote_code=True` only.
     """
     from transformers import AutoModelForCausalLM
 
@@ -62,11 +67,13 @@ def load(
         warm_pin=warm_pin,
     )
     settings = Settings(
-        memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch, engine
-    )
+        memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch, engine, context,
+        force,
+    )  # fmt: skip
     known = learning.read()
     if (odd := odd_file(Path(model))) is not None:
         raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
+    bound_library_caches()
     chooser = Chooser(settings)
     lean = LeanLoad(keep=chooser)
     refuse_absurd_sizes(str(model))
