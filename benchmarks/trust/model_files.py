@@ -132,7 +132,7 @@ def _streams(paths: list[Path]) -> Iterator[None]:
         sys.stdin, sys.stdout, sys.stderr = before
 
 
-def judge(code: int, stderr: str) -> str | None:
+def judge(code: int, stdout: str, stderr: str) -> str | None:
     """What is wrong with how a command ended, if anything."""
     lines = [line for line in stderr.splitlines() if line.strip() and not line.startswith("note:")]
     if "Traceback" in stderr or "panicked" in stderr:
@@ -141,6 +141,8 @@ def judge(code: int, stderr: str) -> str | None:
         return f"exit code {code}"
     if code == 2 and (len(lines) != 1 or not lines[0].startswith("error: ")):
         return f"{len(lines)} lines on stderr"
+    if (code == 2 and stdout.strip()) or "kwarg" in stdout:
+        return "a library's words on stdout"
     if any(not letter.isprintable() for line in stderr.splitlines() for letter in line):
         return "control characters on stderr"
     return None
@@ -159,7 +161,7 @@ def work(base: Path, seed: int) -> None:
         else:
             with case_folder(base, seed, case) as (place, name, command):
                 code, out, err = call([command, str(place), *COMMANDS[command]], scratch)
-            outcome = Outcome(case, name, command, code, out[-2000:], err[-4000:], judge(code, err))
+            outcome = Outcome(case, name, command, code, out[-2000:], err[-4000:], judge(code, out, err))
             answers.write(json.dumps(asdict(outcome)) + "\n")
         answers.flush()
 

@@ -90,6 +90,18 @@ def test_a_tokenizer_that_is_missing_or_broken_is_told(tmp_path: Path, damage: s
     assert "tokenizer" in call("run", place, *PROMPT, *FEW).error
 
 
+@pytest.mark.parametrize("words", [("--json",), ()])
+def test_words_that_a_library_prints_do_not_reach_stdout(
+    tmp_path: Path, words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = model_folder(tmp_path / "model")
+    odd = {"content": "<|endoftext|>", "\x1b[31mred": 1}
+    (place / "special_tokens_map.json").write_text(json.dumps({"bos_token": odd, "unk_token": odd}))
+    done = call("run", place, *PROMPT, *FEW, *words)
+    assert done.code == 0, done
+    assert capfd.readouterr().out == ""  # past Python; what hotset says is in done.out
+
+
 @pytest.mark.parametrize(
     "template", ["{{1/0}}", "{% if false %}x{% endif %}", "{{ 'x' * 10**10 }}", "{{ raise_exception('\x1b[2Jno') }}"]
 )

@@ -35,8 +35,8 @@ def test_mutated_files_of_a_model_end_well_or_in_one_line(fuzz: Any, tmp_path: P
     for case in range(CASES):
         with fuzz.case_folder(base, SEED, case) as (place, name, command):
             words = [command, str(place), *fuzz.COMMANDS[command]]
-            code, _, err = fuzz.call(words, tmp_path)
-        assert fuzz.judge(code, err) is None, (case, name, command, err)
+            code, out, err = fuzz.call(words, tmp_path)
+        assert fuzz.judge(code, out, err) is None, (case, name, command, err)
         codes.append(code)
     assert set(codes) == {0, 2}
     assert fuzz.call(["run", str(base), *fuzz.COMMANDS["run"]], tmp_path)[0] == 0

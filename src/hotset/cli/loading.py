@@ -14,6 +14,7 @@ from typing import Any
 from hotset.cli.faults import LOADING, RUNNING, translate_errors
 from hotset.cli.interrupts import Leaving
 from hotset.cli.output import note
+from hotset.cli.streams import libraries_silent
 from hotset.cli.templates import worker
 from hotset.errors import HotsetError, ModelError, PolicyError
 from hotset.reading import odd_file
@@ -139,7 +140,7 @@ def load_tokenizer(place: str, trust_remote_code: bool = False) -> Any:
 
     quieten()
     remedy = "check tokenizer.json and tokenizer_config.json, or download them again"
-    with translate_errors(place, "load the tokenizer", remedy):
+    with translate_errors(place, "load the tokenizer", remedy), libraries_silent():
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ModelError(f"{place} has no tokenizer: copy tokenizer.json and tokenizer_config.json beside the weights")

@@ -93,5 +93,23 @@ def standard_streams() -> Iterator[None]:
         sys.stdin, sys.stdout, sys.stderr = before
 
 
+@contextmanager
+def libraries_silent() -> Iterator[None]:
+    """Let what libraries write to stdout past Python go nowhere: tokenizers prints words of a model's files there."""
+    try:
+        sys.stdout.flush()
+        kept = os.dup(1)
+    except OSError:  # there is no stdout to keep clean
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as sink:
+            os.dup2(sink.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
 def _null(mode: str) -> Any:
     return open(os.devnull, mode, encoding="utf-8")
