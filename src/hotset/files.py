@@ -45,6 +45,17 @@ def write_beside(path: Path) -> Iterator[Path]:
             ) from error
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place where no file can be written, before the work and not after it."""
+    if path.is_dir():
+        raise HotsetError(f"{path} is a folder: give the name of a file")
+    with _private_folder(path) as folder:
+        try:
+            _create(folder / path.name)
+        except OSError as error:
+            raise HotsetError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+
+
 def remove_left_over(folder: Path, name: str | None = None) -> None:
     """Remove what killed writers left in a folder; what a living one, of any process, is writing is left alone."""
     with suppress(OSError), os.scandir(folder) as entries:

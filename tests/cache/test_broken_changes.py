@@ -12,11 +12,11 @@ from test_landing import check_slots
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "trust"))
 
-from breakpoints import Breakpoints  # noqa: E402
+from breakpoints import Breakpoints
 
-from hotset.cache import Scope  # noqa: E402
-from hotset.cache.landing import Landing  # noqa: E402
-from hotset.shape import ExpertKey, ModelShape  # noqa: E402
+from hotset.cache import Scope
+from hotset.cache.landing import Landing
+from hotset.shape import ExpertKey, ModelShape
 
 SHAPE = ModelShape(2, 6, 2)
 HERE, COMING, NEW = ExpertKey(0, 1), ExpertKey(0, 2), ExpertKey(0, 3)

@@ -1,4 +1,4 @@
-"""A recording that is killed leaves nothing that could be taken for a trace."""
+"""A recording that is killed leaves nothing half written in its place, and --force goes over what lies beside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_sigkill_leaves_no_trace_and_the_next_run_is_whole(tmp_path: Path, after
         time.sleep(after_s)
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
-    small = [*command, "--new-tokens", "2", "--limit", "2"]
+    small = [*command, "--new-tokens", "2", "--limit", "2", "--force"]
     assert subprocess.run(small, capture_output=True, check=False).returncode == 0
     from hotset import Trace
 

@@ -85,7 +85,7 @@ def places_of(model: Any) -> list[tuple[Place, int]]:
 
 
 def test_an_interrupt_anywhere_is_put_in_order_by_the_next_call(model: Any, expected: list[Any]) -> None:
-    chance = random.Random(14)
+    chance = random.Random(14)  # noqa: S311
     places = places_of(model)
     assert len(places) > 80
     struck = 0
@@ -130,7 +130,7 @@ def test_a_pin_that_was_interrupted_leaves_no_slot_held(on_cpu: Any, expected: l
     with Breakpoints() as counted:
         engine.pin(keys[:1])
     engine.controller.unpin(keys[:1])
-    chance = random.Random(3)
+    chance = random.Random(3)  # noqa: S311
     for place, times in chance.sample(sorted(counted.passed.items()), 12):
         with suppress(KeyboardInterrupt), Breakpoints((place, chance.randrange(times)), [chance.randrange(20)]):
             engine.pin(keys)

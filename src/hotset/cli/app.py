@@ -12,6 +12,7 @@ from hotset.cli.chat import chat
 from hotset.cli.doctor import doctor
 from hotset.cli.ending import end_well
 from hotset.cli.forecast import forecast
+from hotset.cli.interrupts import terminable
 from hotset.cli.output import JsonFlag, emit
 from hotset.cli.pack import pack
 from hotset.cli.profile import app as profile_app
@@ -64,4 +65,6 @@ def _options(
 
 def main() -> None:
     """Run the command line; the input's faults end in one line and exit code 2, its own in exit code 1."""
-    sys.exit(end_well(lambda: app(standalone_mode=False, prog_name="hotset")))
+    with terminable():
+        code = end_well(lambda: app(standalone_mode=False, prog_name="hotset"))
+    sys.exit(code)

@@ -10,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from hotset.cli import run_options as opt
-from hotset.cli.ending import INTERRUPTED
+from hotset.cli.interrupts import exit_code, is_terminated
 from hotset.cli.output import JsonFlag, aside, emit, finish_text, show
 from hotset.cli.prompts import MAX_TEXT_BYTES, decode
 from hotset.errors import HotsetError
@@ -100,8 +100,8 @@ class Talk:
         return not self._stopped()
 
     def _stopped(self) -> bool:
-        """Whether Ctrl-C ends the sitting: nobody sits at a pipe to go on."""
-        return bool(self.piped and self.answers and self.answers[-1].finish == "interrupt")
+        """Whether the sitting is over: SIGTERM ends it, and Ctrl-C at a pipe, where nobody sits to go on."""
+        return is_terminated() or bool(self.piped and self.answers and self.answers[-1].finish == "interrupt")
 
     def _obey(self, command: str, word: str) -> None:
         from hotset.cli.chat_commands import COMMANDS
@@ -151,7 +151,7 @@ class Talk:
         elif self.answers:
             aside(self.summary())
         if self._stopped():
-            raise Exit(INTERRUPTED)
+            raise Exit(exit_code())
 
 
 def _lines() -> Iterator[str]:

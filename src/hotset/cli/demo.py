@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hotset.cli.ending import INTERRUPTED
+from hotset.cli.interrupts import exit_code
 from hotset.cli.output import aside, emit, finish_text, progress_bar, show
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _run(loaded: Loaded) -> Trace:
             answer = generate(loaded, encode_plain(loaded, prompt), Sampling(max_new_tokens=NEW_TOKENS), show)
             finish_text(answer.text)
             if answer.finish == "interrupt":
-                sys.exit(INTERRUPTED)
+                sys.exit(exit_code())
             aside(summary_line(len(answer.new_ids), answer.tokens_per_s, loaded.stats()))
     found: Trace = recorder.finish(tuple({"prompt": name} for name in PROMPTS))
     return found

@@ -10,12 +10,12 @@ from typing import Any
 import typer
 
 from hotset.cli.faults import DEBUG, debugging, show_traceback
+from hotset.cli.interrupts import INTERRUPTED, exit_code
 from hotset.cli.streams import standard_streams
 from hotset.errors import HotsetError
 from hotset.text import one_line, printable
 
 WRONG_INPUT, OWN_FAULT = 2, 1
-INTERRUPTED = 130
 
 _UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or uses the one installed
 
@@ -29,7 +29,9 @@ def end_well(work: Callable[[], Any]) -> int:
         except Exception as error:
             return _fail(error)
         except KeyboardInterrupt:
-            return INTERRUPTED
+            return exit_code()
+        if code == INTERRUPTED:  # as typer ends for both signals
+            return exit_code()
         return code if isinstance(code, int) else 0
 
 
@@ -38,7 +40,7 @@ def _fail(error: Exception) -> int:
         sys.stdout.flush()
     show_traceback(error)
     if isinstance(error, typer.Abort):
-        return INTERRUPTED
+        return exit_code()
     if isinstance(error, _UsageError):
         return _misuse(error)
     if isinstance(error, HotsetError):

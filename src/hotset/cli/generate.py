@@ -51,8 +51,16 @@ class Answer:
         return (len(self.new_ids) - 1) / self.decode_s if self.decode_s else None
 
 
-def generate(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, cache: Any = None) -> Answer:
-    """Answer one prompt [1, tokens] and write the text as it comes; a key-value cache of earlier turns is used up."""
+def generate(
+    loaded: Loaded, ids: Any, sampling: Sampling, write: Write, cache: Any = None, interrupt: Interrupt | None = None
+) -> Answer:
+    """Answer one prompt [1, tokens] and write the text as it comes; a key-value cache of earlier turns is used up.
+
+    An interrupt that is given goes on asking after the answer: for callers that have something to save then.
+    """
+    if interrupt is None:
+        with Interrupt(loaded.model) as mine:
+            return generate(loaded, ids, sampling, write, cache, mine)
     import torch
     from transformers import StoppingCriteriaList
 
@@ -60,7 +68,7 @@ def generate(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, cache: 
     room = room_for(loaded, prompt_tokens, sampling.max_new_tokens)
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)
-    with Interrupt(loaded.model) as interrupt, generating(loaded):
+    with generating(loaded):
         stream = TokenStream(loaded.tokenizer, write, first=lambda: setattr(interrupt, "begun", True))
         began_s = time.perf_counter()
         try:

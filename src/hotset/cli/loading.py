@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotset.cli.faults import LOADING, RUNNING, translate_errors
-from hotset.cli.interrupts import Leaving
+from hotset.cli.interrupts import Leaving, saving
 from hotset.cli.output import note
 from hotset.cli.streams import libraries_silent
 from hotset.cli.templates import worker
@@ -87,7 +87,8 @@ def loaded_model(wanted: Wanted) -> Iterator[Loaded]:
             yield loaded
     finally:
         try:
-            handle.close()
+            with saving():  # what was learnt
+                handle.close()
         finally:
             _tell(handle.notes[told:])
 
@@ -186,10 +187,12 @@ def _check(wanted: Wanted) -> None:
 
 
 def _check_profile(wanted: Wanted) -> None:
-    """Refuse a profile that cannot be read, before a model is."""
+    """Refuse a profile that cannot be read or written, before a model is loaded."""
     from hotset.profile import Profile
-    from hotset.profile.folder import locate
+    from hotset.profile.folder import check_writable, locate
 
+    if wanted.learn is not None:
+        check_writable(locate(wanted.learn))
     if wanted.profile is not None:
         Profile.load(locate(wanted.profile))
     elif wanted.learn is not None and locate(wanted.learn).exists():

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
-from hotset.cli.ending import INTERRUPTED
+from hotset.cli.interrupts import exit_code
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
 from hotset.cli.run import check_out
 
 if TYPE_CHECKING:
     from hotset.cli.recording import Recording
+    from hotset.trace import Trace
 
 Prompts = Annotated[
     Path,
@@ -54,16 +55,22 @@ def record(
     force: opt.Force = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Run a model on prompts and record its routing; Ctrl-C keeps what is complete.
+    """Run a model on prompts and record its routing; Ctrl-C and SIGTERM keep what there is.
+
+    While it runs, all that was recorded is kept beside OUT every few seconds, as
+    NAME.part.safetensors: a trace like any other, which a kill leaves behind.
 
     Example: hotset trace record ./Qwen3-30B-A3B --prompts chat.jsonl -o chat.safetensors
     """
+    from hotset.cli.checkpoints import Checkpoints, check_part
     from hotset.cli.generate import Sampling
+    from hotset.cli.interrupts import Interrupt
     from hotset.cli.loading import Wanted, loaded_model
     from hotset.cli.prompt_files import read_prompts
     from hotset.cli.recording import Recording
 
     check_out(out, force)
+    check_part(out, force)
     found = read_prompts(prompts, limit)
     wanted = Wanted(
         model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
@@ -72,23 +79,27 @@ def record(
     )  # fmt: skip
     sampling = Sampling(max_new_tokens=new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     with loaded_model(wanted) as loaded:
-        recording = Recording(loaded, sampling, guesses)
+        checkpoints = Checkpoints(out)
+        recording = Recording(loaded, sampling, guesses, checkpoints)
         queue = recording.encode(found, chat)
-        with progress_bar("recording", len(found)) as advance:
-            recording.run(queue, batch, advance)
-        _finish(recording, len(found), out, as_json)
+        with Interrupt(loaded.model) as interrupt:  # until the trace is written
+            with progress_bar("recording", len(found)) as advance:
+                recording.run(queue, batch, interrupt, advance)
+            trace = recording.trace() if recording.labels else None
+            if trace is not None:
+                trace.save(out)
+            checkpoints.end()
+        _finish(recording, trace, len(found), out, as_json)
 
 
-def _finish(recording: Recording, asked: int, out: Path, as_json: bool) -> None:
-    """Write what is complete and say what it is."""
+def _finish(recording: Recording, trace: Trace | None, asked: int, out: Path, as_json: bool) -> None:
+    """Say what was written."""
     from hotset.report.words import plural
 
     done = len(recording.labels)
-    if not done:
-        note("stopped before the first prompt was complete: nothing was written")
-        raise typer.Exit(INTERRUPTED)
-    trace = recording.trace()
-    trace.save(out)
+    if trace is None:
+        note("stopped before the first token: nothing was written")
+        raise typer.Exit(exit_code())
     document = _document(recording, trace, out)
     hits = document["hit_rate"]
     emit(
@@ -98,8 +109,8 @@ def _finish(recording: Recording, asked: int, out: Path, as_json: bool) -> None:
         f"{trace.shape.experts} experts, top {trace.shape.top_k}; hit rate while recording {100 * hits:.1f} %",
     )
     if recording.interrupted:
-        note(f"stopped: {done:,} of {asked:,} prompts are in the trace")
-        raise typer.Exit(INTERRUPTED)
+        note(f"stopped: {done:,} of {asked:,} prompts are in the trace; the last answer may be cut short")
+        raise typer.Exit(exit_code())
 
 
 def _document(recording: Recording, trace: Any, out: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotset.cli.checkpoints import Checkpoints
 from hotset.cli.generate import Sampling, end_ids, generating, pad_id, settings
 from hotset.cli.interrupts import Interrupt, Stopped
 from hotset.cli.loading import Loaded
@@ -24,10 +25,12 @@ Queue = list[tuple[list[int], dict[str, str]]]
 
 
 class Recording:
-    """What was routed for the prompts that are complete."""
+    """What was routed for prompts, and for answers as far as they came."""
 
-    def __init__(self, loaded: Loaded, sampling: Sampling, guesses: int = 0) -> None:
-        self.loaded, self.sampling, self.guesses = loaded, sampling, guesses
+    def __init__(
+        self, loaded: Loaded, sampling: Sampling, guesses: int = 0, checkpoints: Checkpoints | None = None
+    ) -> None:
+        self.loaded, self.sampling, self.guesses, self.checkpoints = loaded, sampling, guesses, checkpoints
         self.labels: list[dict[str, str]] = []
         self.interrupted = False
         self._kept: list[Mask] = []
@@ -45,51 +48,70 @@ class Recording:
             queue.append((ids, prompt.labels))
         return queue
 
-    def run(self, queue: Queue, batch: int, advance: Callable[[], None]) -> None:
-        """Answer the prompts in their order, so many at a time; Ctrl-C ends it after the last complete batch."""
+    def run(self, queue: Queue, batch: int, interrupt: Interrupt, advance: Callable[[], None]) -> None:
+        """Answer the prompts in their order, so many at a time; if that is stopped, answers end where they are."""
         import torch
 
         torch.manual_seed(self.sampling.seed or 0)
-        with self.loaded.trace(self.guesses) as self._recorder, Interrupt(self.loaded.model) as interrupt:
+        with self.loaded.trace(self.guesses) as self._recorder:
             for first in range(0, len(queue), batch):
                 some = queue[first : first + batch]
-                if interrupt.asked or not self._answer([ids for ids, _ in some], interrupt):
+                if not interrupt.asked and self._answer(some, interrupt):
+                    self.labels += [labels for _, labels in some]
+                    self._offer(self.trace)
+                if interrupt.asked:
                     self.interrupted = True
                     return
-                self.labels += [labels for _, labels in some]
                 for _ in some:
                     advance()
 
-    def trace(self) -> Trace:
-        """All complete prompts as a trace."""
+    def trace(self, more: Sequence[Mask] = (), more_labels: Sequence[dict[str, str]] = ()) -> Trace:
+        """All that was answered as a trace, and the rows so far of a batch that is under way."""
         if self._recorder is None:
             raise HotsetError("nothing was recorded")
-        labels = tuple(self.labels) if any(self.labels) else ()
-        return self._recorder.finish(labels).take(np.concatenate(self._kept))
+        labels = (*self.labels, *more_labels)
+        return self._recorder.finish(labels if any(labels) else ()).take(np.concatenate([*self._kept, *more]))
 
-    def _answer(self, prompts: list[list[int]], interrupt: Interrupt) -> bool:
-        """Answer one batch; false, and no trace of it, if the person stopped it."""
+    def _offer(self, make: Callable[[], Trace]) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.offer(make)
+
+    def _answer(self, some: Queue, interrupt: Interrupt) -> bool:
+        """Answer one batch; false, and no trace of it, if it was stopped before the first token."""
         from transformers import StoppingCriteriaList
 
         recorder = self._recorder
         if recorder is None:
             return False
-        begin = len(recorder.blocks)
-        ids, mask = self._padded(prompts)
+        begin, out = len(recorder.blocks), None
+        ids, mask = self._padded([prompt for prompt, _ in some])
+
+        def look(so_far: Any, scores: Any) -> Any:
+            """Keep what there is of an answer that takes long; a criterion of transformers that stops nothing more."""
+            interrupt.begun = True
+            self._offer(lambda: self.trace([self._real(begin, mask, so_far)], [labels for _, labels in some]))
+            return interrupt.criterion(so_far, scores)
+
         room = room_for(self.loaded, ids.shape[1], self.sampling.max_new_tokens)
+        interrupt.begun = False
         with suppress(Stopped), generating(self.loaded):
             out = self.loaded.model.generate(
                 ids,
                 attention_mask=mask,
                 **settings(self.loaded, self.sampling, room),
-                stopping_criteria=StoppingCriteriaList([interrupt.criterion]),
+                stopping_criteria=StoppingCriteriaList([look]),
             )
-        if interrupt.asked:
+        if out is None:
             del recorder.blocks[begin:]
             return False
-        rows = [len(block.experts) for block in recorder.blocks[begin:]]
-        self._kept.append(_real_rows(rows, mask.cpu().numpy(), out.cpu().numpy(), end_ids(self.loaded)))
+        self._kept.append(self._real(begin, mask, out))
         return True
+
+    def _real(self, begin: int, mask: Any, out: Any) -> Mask:
+        """Which rows of a batch are tokens; its blocks are those from a number on."""
+        blocks = [] if self._recorder is None else self._recorder.blocks[begin:]
+        rows = [len(block.experts) for block in blocks]
+        return _real_rows(rows, mask.cpu().numpy(), out.cpu().numpy(), end_ids(self.loaded))
 
     def _padded(self, prompts: list[list[int]]) -> tuple[Any, Any]:
         """Prompts of different length as one batch, padded on the left, and which of its places are real."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotset.cli import run_options as opt
-from hotset.cli.ending import INTERRUPTED
+from hotset.cli.interrupts import Interrupt, exit_code
 from hotset.cli.output import JsonFlag, aside, emit, finish_text, note, show
 from hotset.errors import HotsetError
+from hotset.files import check_place
 
 if TYPE_CHECKING:
     from hotset.cli.generate import Answer, Sampling
@@ -85,7 +86,7 @@ def run(
             aside(summary_line(len(answer.new_ids), answer.tokens_per_s, loaded.stats()))
             aside(*(experts_views(loaded) if stats else ()))
     if answer.finish == "interrupt":
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(exit_code())
 
 
 def _answer(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, trace: Path | None, guesses: int) -> Answer:
@@ -94,12 +95,13 @@ def _answer(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, trace: P
 
     if trace is None:
         return generate(loaded, ids, sampling, write)
-    with loaded.trace(guesses) as recorder:
-        answer = generate(loaded, ids, sampling, write)
-    if answer.new_ids:
-        recorder.save(trace)
-    else:  # some layers of the prompt are no trace
-        note("stopped before the first token: no trace was written")
+    with Interrupt(loaded.model) as interrupt:  # until the trace is written
+        with loaded.trace(guesses) as recorder:
+            answer = generate(loaded, ids, sampling, write, interrupt=interrupt)
+        if answer.new_ids:
+            recorder.save(trace)
+        else:  # some layers of the prompt are no trace
+            note("stopped before the first token: no trace was written")
     return answer
 
 
@@ -119,3 +121,4 @@ def check_out(path: Path | None, force: bool) -> None:
         raise HotsetError(f"{path} exists: choose another name, or pass --force to overwrite it")
     if not path.parent.is_dir():
         raise HotsetError(f"there is no folder {path.parent}: create it, or choose another place")
+    check_place(path)

@@ -16,6 +16,7 @@ from hotset.errors import HotsetError, ProfileError
 from hotset.policies.eam import Eam
 from hotset.profile import Fingerprint, Profile
 from hotset.profile.fold import fold, now, raw_profile
+from hotset.profile.folder import lock_of
 from hotset.profile.matrices import collected
 from hotset.profile.statistics import History
 from hotset.runtime.engine import Engine
@@ -112,7 +113,7 @@ def locked(path: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    lock = path.with_name(f".{path.name}.lock")
+    lock = lock_of(path)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +12,11 @@ from hotset.cache.controller import Controller
 from hotset.cache.learning import PRIOR_TOKENS, hottest, prime
 from hotset.cache.plan import Scope
 from hotset.cache.warm_pin import AUTO_TOKENS
-from hotset.errors import HotsetError, ProfileError
+from hotset.errors import HotsetError
 from hotset.models.keeping import Keeper, Learner
 from hotset.policies import Grid
 from hotset.profile import Profile
-from hotset.profile.folder import locate
+from hotset.profile.folder import check_writable, locate
 from hotset.runtime.caching import CachingEngine
 from hotset.shape import Budget, ExpertKey
 
@@ -114,14 +113,6 @@ def keep_learning(handle: Handle, learning: Learning) -> None:
     handle.observe()
     learner = Learner(keeper, learning.learn_every_s, handle.remark)
     handle.on_close(learner.stop)
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a place where no profile can be written, before the work and not after it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ProfileError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
 
 
 def pin_share(text: str) -> Budget:

@@ -6,7 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from hotset.errors import ProfileError
+from hotset.errors import HotsetError, ProfileError
+from hotset.files import check_place
 
 SUFFIX = ".safetensors"
 _NAME = re.compile(r"[\w][\w.+-]{0,99}")
@@ -58,3 +59,20 @@ def _expanded(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise ProfileError(f"{path} is in no home folder that is known: give the path without ~") from None
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place where no profile can be written, before the work and not after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_place(path)
+        lock_of(path).open("a").close()  # the file that locks it must be ours, too
+    except OSError as error:
+        raise ProfileError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
+    except HotsetError as error:
+        raise ProfileError(str(error)) from error
+
+
+def lock_of(path: Path) -> Path:
+    """The file that is locked while a profile is written."""
+    return path.with_name(f".{path.name}.lock")

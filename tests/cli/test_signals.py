@@ -1,0 +1,210 @@
+"""SIGTERM ends a command as Ctrl-C does: what was learnt and recorded is kept; a kill loses seconds at most."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hotset import Trace
+from hotset.cli import interrupts
+from hotset.cli.checkpoints import Checkpoints, part_of
+from hotset.errors import HotsetError
+from hotset.profile import Profile
+from hotset.profile.folder import check_writable
+from hotset.trace.synth import SynthConfig, synthesise
+
+TIMEOUT_S = 300
+
+
+def hotset(*words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hotset", *map(str, words)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def when(true: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until something has happened."""
+    until = time.monotonic() + TIMEOUT_S
+    while not true():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert "Traceback" not in errors
+    return process.returncode, errors
+
+
+def recording(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A recording that would go on for long, once it has kept something."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "t.safetensors"
+    prompts.write_text("".join(f'{{"prompt": "Il mare", "number": "{n}"}}\n' for n in range(5000)))
+    words = ["--prompts", prompts, "-o", out, "--new-tokens", 4, "--memory", "25%"]
+    process = hotset("trace", "record", *words)
+    when(part_of(out).exists, process)
+    return process, out
+
+
+def test_a_recording_that_is_terminated_loses_nothing(tmp_path: Path) -> None:
+    process, out = recording(tmp_path)
+    kept = Trace.load(part_of(out)).requests
+    code, errors = ended(process, signal.SIGTERM)
+    assert code == 143, errors
+    assert "prompts are in the trace" in errors
+    trace = Trace.load(out)
+    assert trace.requests >= kept
+    assert len(trace.labels) == trace.requests
+    assert not part_of(out).exists()
+
+
+def test_a_recording_that_is_killed_leaves_a_trace_beside_which_is_not_written_over(tmp_path: Path) -> None:
+    process, out = recording(tmp_path)
+    ended(process, signal.SIGKILL)
+    trace = Trace.load(part_of(out))
+    assert trace.requests > 0
+    assert len(trace.labels) == trace.requests
+    assert not out.exists()
+    again = ["trace", "record", "--prompts", tmp_path / "prompts.jsonl", "-o", out, "--limit", 1, "--new-tokens", 2]
+    refused = hotset(*again)
+    _, errors = refused.communicate(timeout=TIMEOUT_S)
+    assert refused.returncode == 2
+    assert f"{part_of(out)} is a trace of all that an earlier recording had when it was killed" in errors
+    forced = hotset(*again, "--force")
+    forced.communicate(timeout=TIMEOUT_S)
+    assert forced.returncode == 0
+    assert Trace.load(out).requests == 1
+    assert not part_of(out).exists()
+
+
+def test_what_was_learnt_and_traced_is_kept_when_run_is_terminated(tmp_path: Path) -> None:
+    learnt, traced = tmp_path / "p.safetensors", tmp_path / "t.safetensors"
+    words = ["run", "-p", "Il mare", "--max-new-tokens", 900, "--memory", "25%", "--learn", learnt, "--trace", traced]
+    process = hotset(*words)
+    assert process.stdout is not None
+    assert process.stdout.read(20)  # it answers
+    code, errors = ended(process, signal.SIGTERM)
+    assert code == 143, errors
+    assert Profile.load(learnt).tokens.sum() == Trace.load(traced).tokens > 3
+
+
+def test_what_was_learnt_is_kept_when_chat_is_terminated(tmp_path: Path) -> None:
+    learnt = tmp_path / "p.safetensors"
+    process = hotset("chat", "--max-new-tokens", 8, "--memory", "25%", "--learn", learnt)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("Il mare\n")
+    process.stdin.flush()
+    assert process.stdout.readline()
+    code, errors = ended(process, signal.SIGTERM)
+    assert code == 143, errors
+    assert Profile.load(learnt).tokens.sum() > 3
+
+
+def test_a_pack_that_is_terminated_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    from hotset import reference
+
+    out = tmp_path / "packed"
+    process = hotset("pack", reference.path(), "-o", out)
+    when(lambda: any(tmp_path.iterdir()), process)
+    code, _ = ended(process, signal.SIGTERM)
+    assert code in (143, 0)  # it may have been done by then
+    assert code == 0 or not out.exists()
+    again = hotset("pack", reference.path(), "-o", out)
+    again.communicate(timeout=TIMEOUT_S)
+    assert again.returncode == 0
+    check = hotset("pack", "--verify", out)
+    check.communicate(timeout=TIMEOUT_S)
+    assert check.returncode == 0
+
+
+def test_a_signal_while_something_is_saved_is_held_back_and_a_second_is_not() -> None:
+    done: list[str] = []
+
+    def save(*numbers: int) -> None:
+        with interrupts.terminable(), interrupts.saving():
+            for number in numbers:
+                os.kill(os.getpid(), number)
+            done.append("saved")
+
+    with pytest.raises(KeyboardInterrupt):
+        save(signal.SIGTERM)
+    assert done == ["saved"]
+    assert interrupts.exit_code() == 143
+    with pytest.raises(KeyboardInterrupt):
+        save(signal.SIGINT, signal.SIGINT)
+    assert done == ["saved"]
+    assert interrupts.exit_code() == 130
+
+
+def test_blocks_for_signals_do_nothing_in_other_threads() -> None:
+    entered = []
+
+    def work() -> None:
+        with interrupts.terminable(), interrupts.saving(), interrupts.Leaving():
+            entered.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert entered == [True]
+
+
+def test_checkpoints_are_written_when_it_is_time_and_go_at_the_end(tmp_path: Path) -> None:
+    trace = synthesise(SynthConfig(layers=2, experts=4, top_k=1, requests=2, prompt_tokens=2, new_tokens=2))
+    often, seldom = Checkpoints(tmp_path / "a.safetensors", 0.0), Checkpoints(tmp_path / "b.safetensors", 1e9)
+    for each in (often, seldom):
+        each.offer(lambda: trace)
+    assert Trace.load(tmp_path / "a.part.safetensors").requests == 2
+    assert not seldom.path.exists()
+    often.end()
+    assert not often.path.exists()
+
+
+@pytest.mark.parametrize("command", ["run", "record"])
+def test_a_trace_that_cannot_be_written_is_refused_before_the_work(command: str, tmp_path: Path) -> None:
+    place = tmp_path / "folder.safetensors"
+    place.mkdir()
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("Il mare\n")
+    words = {
+        "run": ["run", "-p", "x", "--trace", place, "--force"],
+        "record": ["trace", "record", "--prompts", prompts, "-o", place, "--force"],
+    }[command]
+    process = hotset(*words)
+    out, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 2
+    assert errors == f"error: {place} is a folder: give the name of a file\n"
+    assert not out
+
+
+def test_a_profile_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "p.safetensors", tmp_path / f"{'n' * 300}.safetensors"):
+        with pytest.raises(HotsetError, match="cannot write "):
+            check_writable(path)
+    process = hotset("run", "-p", "x", "--learn", tmp_path / "file" / "p.safetensors")
+    out, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 2
+    assert errors.startswith("error: cannot write ")
+    assert not out
+
+
+def test_a_folder_without_the_right_to_write_is_refused_before_the_work(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    tmp_path.chmod(0o500)
+    with pytest.raises(HotsetError, match="cannot write"):
+        check_writable(tmp_path / "p.safetensors")
