@@ -203,6 +203,42 @@ def test_a_flipped_bit_is_found_the_first_time_the_expert_is_read(tmp_path: Path
     readers.close()
 
 
+def flipping(times: int) -> Preadv:
+    """Reads in which one bit comes over wrong, so many times."""
+    left = [times]
+
+    def preadv(handle: int, buffers: list[memoryview], offset: int) -> int:
+        got = os.preadv(handle, buffers, offset)
+        if left[0]:
+            left[0] -= 1
+            buffers[0][got // 2] ^= 16
+        return got
+
+    return preadv
+
+
+@pytest.mark.parametrize("earlier", [0, 1, 3])
+def test_a_bit_that_comes_over_wrong_is_read_again_at_every_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int
+) -> None:
+    path = write(tmp_path / "experts.hotset", PAGE_BYTES)
+    slots = slots_of(1, PAGE_BYTES)
+    digests = [[digest_of(np.frombuffer(path.read_bytes(), np.uint8))]]
+    experts = [[Segment(0, 0, PAGE_BYTES, 0)]]
+    readers = Readers(catalog_of([path], experts, PAGE_BYTES, None, digests), slots.__getitem__)
+    for _ in range(earlier):
+        load_all(readers, 1)
+    monkeypatch.setattr(file, "_preadv", flipping(1))
+    load_all(readers, 1)
+    assert slots[0].tobytes() == path.read_bytes()
+    monkeypatch.setattr(file, "_preadv", flipping(2))
+    with pytest.raises(StoreError, match="does not match its digest"):
+        load_all(readers, 1)
+    monkeypatch.setattr(file, "_preadv", os.preadv)
+    load_all(readers, 1)
+    readers.close()
+
+
 def test_an_expert_without_bytes_lands(path: Path) -> None:
     readers = Readers(catalog_of([path], [[Segment(0, 5, 0, 0)]], SLOT), slots_of(1, SLOT).__getitem__)
     load_all(readers, 1)

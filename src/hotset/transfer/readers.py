@@ -19,7 +19,7 @@ from hotset.errors import StoreError
 from hotset.owner import Owner
 from hotset.store import Catalog, LayerSource, Segment
 from hotset.store.catalog import Bytes
-from hotset.store.digest import digest_of
+from hotset.store.digest import digest_of, same_sum
 from hotset.store.layout import PAGE_BYTES
 from hotset.transfer.file import StoreFile, huge_buffer
 from hotset.transfer.flight import Flight
@@ -203,18 +203,30 @@ class Readers:
             at = run.offset - begin
             np.copyto(target[run.target : run.target + run.size_bytes], window[at : at + run.size_bytes])
 
-    def verify(self, load: Load) -> None:
-        """Check an expert against its digest, where the store has one, the first time it is read."""
-        if self.catalog.digests is None or self._verified[load.layer][load.expert]:
+    def check(self, load: Load, scratch: Scratch) -> None:
+        """Check an expert against its digest, where the store has one; what does not match is read once more."""
+        if self.catalog.digests is None or self._matches(load):
             return
-        source, slot = self.catalog.layers[load.layer], self._slot_of(load.slot)
-        if digest_of(slot[: source.layout.used_bytes]) != self.catalog.digests[load.layer][load.expert]:
+        source = self.catalog.layers[load.layer]
+        for spans in _pieces(source, source.experts[load.expert]):
+            self.bring(Job(Flight(), load, spans), scratch)
+        if not self._matches(load):
             segment = source.experts[load.expert][0]
             raise StoreError(
                 f"layer {load.layer}, expert {load.expert} does not match its digest: {self.files[segment.file].path} "
                 f"is damaged at byte {segment.offset:,} or after; pack the model again"
             )
-        self._verified[load.layer][load.expert] = 1
+
+    def _matches(self, load: Load) -> bool:
+        """Whether the bytes in a slot are those that were packed: in full the first time, then by their sum."""
+        source, slot = self.catalog.layers[load.layer], self._slot_of(load.slot)
+        assert self.catalog.digests is not None  # noqa: S101 - asked before
+        block, digest = slot[: source.layout.used_bytes], self.catalog.digests[load.layer][load.expert]
+        if self._verified[load.layer][load.expert]:
+            return same_sum(block, digest)
+        matches = digest_of(block) == digest
+        self._verified[load.layer][load.expert] = matches
+        return matches
 
 
 class Scratch:
@@ -254,7 +266,7 @@ class _Worker:
         try:
             error = _caught(lambda: self.owner.bring(job, scratch))
             if flight.piece_done(expert, error):
-                flight.land(expert, flight.error_of(expert) or _caught(lambda: self.owner.verify(job.load)))
+                flight.land(expert, flight.error_of(expert) or _caught(lambda: self.owner.check(job.load, scratch)))
         finally:
             flight.end()
 
