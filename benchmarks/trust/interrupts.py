@@ -100,7 +100,8 @@ def main() -> None:
         "trust_interrupt_places" if wanted.places else "trust_interrupts",
         {
             "seed": wanted.seed, "torch": version("torch"), "transformers": version("transformers"),
-            "tries": sum(tries.values()), "wrong_texts_errors_or_hangs": len(bench.failures),
+            "tries": tries.total(), "interrupts": bench.raised.total(),
+            "wrong_texts_errors_or_hangs": len(bench.failures),
             "kinds": [{"kind": kind, "tries": count, "raised": raised} for kind, count, raised in rows],
             "slowest_next_call_s": round(bench.slowest_s, 2), "seconds": round(time.monotonic() - began),
             "failures": bench.failures,
@@ -140,17 +141,17 @@ def load(bench: Bench) -> None:
 
 
 def at_random(bench: Bench, count: int) -> Counter[str]:
-    """Random interrupts on random models."""
+    """Random interrupts on random models, until so many have struck."""
     tries: Counter[str] = Counter()
-    for number in range(count):
-        if number % TRIES_PER_MODEL == 0:
+    while (struck := bench.raised.total()) < count:  # a signal that came after the last token does not count
+        if tries.total() % TRIES_PER_MODEL == 0:
             load(bench)
         kind = bench.chance.choice(list(KINDS))
         tries[kind] += 1
         with slow_disk() if bench.chance.random() < 0.3 else whole():
             attempt(bench, kind, lambda kind=kind: KINDS[kind](bench))
-        if number % 10 == 9:
-            print(f"{number + 1}: {len(bench.failures)} failures", flush=True)
+        if tries.total() % 25 == 0:
+            print(f"{struck} of {tries.total()}: {len(bench.failures)} failures", flush=True)
     return tries
 
 

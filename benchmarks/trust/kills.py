@@ -2,7 +2,7 @@
 
     python benchmarks/trust/kills.py --count 50 --seed 1
 
-Half of the signals of each kind strike a run that learns, half a recording. SIGTERM must end with 143 (-15 before Python
+Half of the signals of each kind strike a run that learns, half a recording. SIGTERM ends with 143 (-15 before Python
 has begun, 0 if the work was done), without a traceback, and leave at least what was saved before; SIGKILL leaves whole
 files only: of what was learnt at least the last save, of a recording all but the last minute.
 """
