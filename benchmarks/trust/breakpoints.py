@@ -32,7 +32,7 @@ class Place(NamedTuple):
     """An instruction before which a signal can be delivered."""
 
     file: str
-    line: int
+    line: int | None
     function: str
     instruction: int
 

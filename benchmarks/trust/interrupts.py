@@ -161,7 +161,7 @@ def every_place(bench: Bench) -> Counter[str]:
     load(bench)
     with Breakpoints() as counted:
         bench.ask(2)
-    for number, (place, times) in enumerate(sorted(counted.passed.items())):
+    for number, (place, times) in enumerate(sorted(counted.passed.items(), key=str)):
         at = place, bench.chance.randrange(times)
         again = [bench.chance.randrange(30) for _ in range(number % 4 // 2 * bench.chance.randrange(1, 3))]
         tries[place.file] += 1
