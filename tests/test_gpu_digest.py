@@ -59,3 +59,11 @@ def test_the_command_says_it_in_one_loud_line_or_not_at_all() -> None:
     done = subprocess.run([sys.executable, COVERED], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     assert done.stderr == "" or (done.stderr.startswith("***") and done.stderr.count("\n") == 1)
+
+
+def test_comments_and_docstrings_do_not_count(covered: Any) -> None:
+    plain = 'def f(x):\n    text = """kept\n# kept, too"""\n    return x, text\n'
+    told = '"""A module."""\n\ndef f(x):  # why\n    """One\n    sentence."""\n    text = """kept\n# kept, too"""\n    return x, text\n'
+    assert covered.code_of(told) == covered.code_of(plain)
+    assert covered.code_of(plain.replace("return x", "return -x")) != covered.code_of(plain)
+    assert covered.code_of(plain.replace("kept\n", "lost\n")) != covered.code_of(plain)

@@ -90,7 +90,8 @@ class Budget:
             return cls(fraction=_percent(float(match[1]), text))
         if _SIZE.fullmatch(word):
             return cls(size_bytes=parse_size(word))
-        raise BudgetError(f'cannot read the budget "{text:.60}": write a size ("8GiB"), a share ("25%") or "1536 slots"')
+        words = 'write a size ("8GiB"), a share ("25%") or "1536 slots"'
+        raise BudgetError(f'cannot read the budget "{text:.60}": {words}')
 
     def slots_for(self, shape: ModelShape, staging: int = 0) -> int:
         """The slots that this budget buys for the cache, never more than the model has experts.

@@ -1,7 +1,7 @@
 """The digests by which a packed store knows its bytes again.
 
 Every expert is checked the first time it is read, so its digest must keep up with the disk: a CRC finds what disks do
-to bytes (flipped bits, bursts, lost and stale sectors) at several times the speed of a cryptographic digest. Later reads
+to bytes (flipped bits, bursts, lost and stale sectors) at several times the speed of a cryptographic digest. Later ones
 are checked by the sum of their words alone, at the speed of memory: no single flipped bit and no lost page leaves that
 as it was. Files that are read from end to end only on demand get a cryptographic digest.
 """
