@@ -63,7 +63,7 @@ def test_the_command_says_it_in_one_loud_line_or_not_at_all() -> None:
 
 def test_comments_and_docstrings_do_not_count(covered: Any) -> None:
     plain = 'def f(x):\n    text = """kept\n# kept, too"""\n    return x, text\n'
-    told = '"""A module."""\n\ndef f(x):  # why\n    """One\n    sentence."""\n    text = """kept\n# kept, too"""\n    return x, text\n'
+    told = plain.replace("def f(x):\n", '"""A module."""\n\ndef f(x):  # why\n    """One\n    sentence."""\n')
     assert covered.code_of(told) == covered.code_of(plain)
     assert covered.code_of(plain.replace("return x", "return -x")) != covered.code_of(plain)
     assert covered.code_of(plain.replace("kept\n", "lost\n")) != covered.code_of(plain)
