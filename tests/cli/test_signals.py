@@ -149,6 +149,20 @@ def test_a_signal_while_something_is_saved_is_held_back_and_a_second_is_not() ->
     assert interrupts.exit_code() == 130
 
 
+def test_an_interrupt_while_text_is_executed_leaves_the_exit_code(tmp_path: Path) -> None:
+    """As in imports of large libraries, which make classes that way."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import hotset.cli.app as app, os, signal\n"
+        "def work():\n"
+        "    exec('import os, signal; os.kill(os.getpid(), signal.SIGTERM); [None for _ in range(9)]')\n"
+        "app.app = lambda **_: work()\n"
+    )
+    paths = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
+    command = [sys.executable, "-m", "hotset", "version"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, check=False)
+    assert done.returncode == 143, done
+
+
 def test_blocks_for_signals_do_nothing_in_other_threads() -> None:
     entered = []
 
