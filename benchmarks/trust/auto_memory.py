@@ -36,7 +36,7 @@ import torch
 from transformers import AutoConfig
 from transformers.utils import logging
 logging.disable_progress_bar()
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 import hotset
 from hotset.errors import HotsetError
 path, prompt, batch, context = sys.argv[1], *map(int, sys.argv[2:])
