@@ -179,3 +179,12 @@ def test_prefetch_and_staging_are_for_a_recording_to_choose(prompts: Path) -> No
     assert stats["staging"] == 6
     assert stats["prefetch"] is None
     assert "ahead" not in stats["memory"]
+
+
+def test_a_padded_batch_whose_prompt_takes_several_steps_leaves_rows_for_its_tokens_alone() -> None:
+    mask = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
+    out = np.array([[5, 6, 7, 8, 9, 11, 12, 13], [0, 0, 7, 8, 9, 11, 2, 0]])
+    whole = recording._real_rows([10, 2, 2], mask, out, {2})
+    chunks = recording._real_rows([6, 4, 2, 2], mask, out, {2})
+    assert whole.tolist() == [True] * 5 + [False] * 2 + [True] * 3 + [True, True] + [True, False]
+    assert chunks.tolist() == [True] * 3 + [False] * 2 + [True] + [True] * 4 + [True, True] + [True, False]
