@@ -22,6 +22,8 @@ _PACKAGE = str(Path(hotset.__file__).parent)
 _INSIDE = tuple(
     f"{_PACKAGE}/{part}" for part in ("transfer/", "runtime/", "cache/", "models/passes", "models/requests")
 )
+SUPPORTED = sys.version_info < (3, 12)
+"""Later versions report instructions to trace functions at other places, so that nothing would be struck."""
 _BEGINS = dis.opmap.get("RESUME", -1)
 _CHECKED = frozenset(
     dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD") if name in dis.opmap

@@ -12,7 +12,7 @@ from test_landing import check_slots
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "trust"))
 
-from breakpoints import Breakpoints
+from breakpoints import SUPPORTED, Breakpoints
 
 from hotset.cache import Scope
 from hotset.cache.landing import Landing
@@ -45,6 +45,7 @@ def begun(scope: Scope) -> Landing:
     return landing
 
 
+@pytest.mark.skipif(not SUPPORTED, reason="instructions are traced on Python 3.11")
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_interrupt_at_any_place_is_put_in_order(name: str, scope: Scope) -> None:
@@ -67,6 +68,7 @@ def test_an_interrupt_at_any_place_is_put_in_order(name: str, scope: Scope) -> N
     raise AssertionError("the change does not end")
 
 
+@pytest.mark.skipif(not SUPPORTED, reason="instructions are traced on Python 3.11")
 def test_putting_in_order_may_be_interrupted_itself() -> None:
     for number in range(1000):
         landing = begun(Scope.LAYER)

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks" / "trust")]
 
-from breakpoints import Breakpoints, Place  # noqa: E402
+from breakpoints import SUPPORTED, Breakpoints, Place  # noqa: E402
 from test_device_engine import load as load_on_device  # noqa: E402
 from test_device_engine import plain_kernel  # noqa: E402
 
@@ -84,6 +84,7 @@ def places_of(model: Any) -> list[tuple[Place, int]]:
     return [(place, times) for place, times in counted.passed.items() if place.file in kept]
 
 
+@pytest.mark.skipif(not SUPPORTED, reason="instructions are traced on Python 3.11")
 def test_an_interrupt_anywhere_is_put_in_order_by_the_next_call(model: Any, expected: list[Any]) -> None:
     chance = random.Random(14)  # noqa: S311
     places = places_of(model)
@@ -124,6 +125,7 @@ def test_loads_that_were_boarded_and_never_queued_hold_nothing_up(
     assert torch.equal(greedy(on_cpu, PROMPTS[1]), expected[1])
 
 
+@pytest.mark.skipif(not SUPPORTED, reason="instructions are traced on Python 3.11")
 def test_a_pin_that_was_interrupted_leaves_no_slot_held(on_cpu: Any, expected: list[Any]) -> None:
     engine = on_cpu.hotset.engine
     keys = [ExpertKey(layer, expert) for layer in (0, 1) for expert in (3, 4)]
