@@ -559,6 +559,16 @@ def test_another_thread_is_not_served_by_a_step_that_is_being_captured(folder: P
     model.hotset.close()
 
 
+def test_a_capture_that_was_broken_off_serves_nothing_any_more(folder: Path) -> None:
+    """An interrupt may strike before the engine hears that the step is over."""
+    model = load(folder)
+    engine = model.hotset.engine
+    engine.drive(SimpleNamespace(recording=False, guessing=False, rehearse=None, serve=None))
+    hidden, index = torch.randn(1, model.config.hidden_size, device=DEVICE), torch.tensor([[0, 1]], device=DEVICE)
+    assert engine.forward(ANONYMOUS, 0, hidden, index, torch.ones(1, TOP_K, device=DEVICE)).shape == hidden.shape
+    model.hotset.close()
+
+
 def test_drafts_and_beams_go_the_hosts_way_and_a_line_says_so_once(folder: Path, stock: Any) -> None:
     model = load(folder)
     drafted = [greedy(model, 4, prompt_lookup_num_tokens=2) for _ in range(2)]

@@ -74,13 +74,14 @@ class Capture:
     def __call__(self, *, rehearse: bool = False) -> Any:
         """Run it, or have it captured."""
         guessing, recording, _ = self.variant
-        self.engine.drive(self.side, rehearse=rehearse, guessing=guessing, recording=recording)
-        try:
-            self.side.begin()
-            outputs = self.forward(**self.inputs)
-            self.side.finish()
-        finally:
-            self.engine.drive(None)
+        with self.engine.driving:  # whatever ends the block: an interrupt may keep the last line from being reached
+            self.engine.drive(self.side, rehearse=rehearse, guessing=guessing, recording=recording)
+            try:
+                self.side.begin()
+                outputs = self.forward(**self.inputs)
+                self.side.finish()
+            finally:
+                self.engine.drive(None)
         return outputs
 
 

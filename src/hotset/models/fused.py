@@ -30,16 +30,16 @@ def fused(model: Any, device: torch.device) -> Iterator[None]:
         for kind in {type(module) for module in model.modules()}
         if any(part in kind.__name__ for part in _SMALL)
     }
-    for module in model.modules():
-        if type(module) in compiled and "forward" not in module.__dict__:
-            module.forward = types.MethodType(compiled[type(module)], module)
-            undo.append(partial(module.__dict__.pop, "forward", None))
-    home: Any = sys.modules[type(model).__module__]
-    if rotate := getattr(home, "apply_rotary_pos_emb", None):
-        home.apply_rotary_pos_emb = torch.compile(rotate, dynamic=False)
-        undo.append(lambda: setattr(home, "apply_rotary_pos_emb", rotate))
-    config: Any = torch._dynamo.config
-    try:
+    try:  # an interrupt may come between any two of these: how to undo each is noted before it is done
+        for module in model.modules():
+            if type(module) in compiled and "forward" not in module.__dict__:
+                undo.append(partial(module.__dict__.pop, "forward", None))
+                module.forward = types.MethodType(compiled[type(module)], module)
+        home: Any = sys.modules[type(model).__module__]
+        if rotate := getattr(home, "apply_rotary_pos_emb", None):
+            undo.append(lambda: setattr(home, "apply_rotary_pos_emb", rotate))
+            home.apply_rotary_pos_emb = torch.compile(rotate, dynamic=False)
+        config: Any = torch._dynamo.config
         with using_decode_attention(model), config.patch(recompile_limit=MOST_SHAPES):
             yield
     finally:

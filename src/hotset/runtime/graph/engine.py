@@ -64,6 +64,7 @@ class GraphEngine(DeviceEngine):
         self._policy: Policy | None = None  # that it was made for
         self._shared: Shared | None = None
         self._sides: dict[int, DeviceSide] = {}
+        self.driving = threading.Lock()  # locked while the device serves what comes through `forward`
         self._side: DeviceSide | None = None  # that serves what comes through `forward`, while a step is captured
         self._thread = 0  # whose calls it serves: others go the host's way meanwhile, as soon as they may
         self._rehearsing = False
@@ -134,7 +135,7 @@ class GraphEngine(DeviceEngine):
     def forward(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """The output of one layer's experts, by whoever drives this pass."""
         side = self._side
-        if side is not None and self._thread == threading.get_ident():
+        if side is not None and self.driving.locked() and self._thread == threading.get_ident():
             if side.recording:
                 side.keep(layer, hidden, weights)
             serve = side.rehearse if self._rehearsing else side.serve
