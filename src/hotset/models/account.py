@@ -16,10 +16,12 @@ from hotset.errors import BudgetError, HotsetError
 from hotset.models.footprint import Footprint
 from hotset.models.static_caches import length_for
 from hotset.policies import parse
-from hotset.runtime.machine import available_memory_bytes, memory_limit_bytes
+from hotset.runtime.machine import available_memory_bytes, keep_large_blocks_apart, memory_limit_bytes
 from hotset.runtime.math import GPU_WORK_BYTES, WORK_BYTES
 from hotset.shape import Budget, ModelShape, format_size
+from hotset.store import Catalog
 from hotset.trace import Phase
+from hotset.transfer.readers import default_threads
 
 CONTEXT_TOKENS = 4096
 """The context that room is left for where no other is asked for."""
@@ -78,7 +80,14 @@ def _in_words(budget: Budget, slots: int, room_bytes: int, shape: ModelShape) ->
 
 
 def take_account(
-    model: Any, device: torch.device, top_k: int, *, context: int, by_device: bool = False, loaded: bool = False
+    model: Any,
+    device: torch.device,
+    top_k: int,
+    *,
+    context: int,
+    by_device: bool = False,
+    loaded: bool = False,
+    reading_bytes: int = 0,
 ) -> Account:
     """The account of a model that is about to be loaded, or that is and will go on under a budget."""
     footprint = Footprint.of(model, top_k)
@@ -89,7 +98,7 @@ def take_account(
         free_bytes=free_bytes(device),
         dense_bytes=0 if loaded else sum(size for name, size in weights if name not in others),
         context_bytes=footprint.cached_bytes(tokens),
-        work_bytes=work_bytes(footprint, device, context),
+        work_bytes=work_bytes(footprint, device, context) + reading_bytes,
     )
 
 
@@ -98,6 +107,16 @@ def work_bytes(footprint: Footprint, device: torch.device, context: int) -> int:
     rows = min(footprint.rows_within(chunk_bytes(device), 1, context), context)
     own = GPU_WORK_BYTES + GPU_LIBRARIES_BYTES if device.type == "cuda" else WORK_BYTES + LIBRARIES_BYTES
     return footprint.pass_bytes(1, rows, context) + own
+
+
+def reading_bytes(catalog: Catalog, threads: int) -> int:
+    """What reader threads hold where experts are decoded: each the raw bytes of one, and twice what comes of them."""
+    decoded = [
+        layer.raw_bytes(0) + 2 * layer.layout.used_bytes
+        for layer in catalog.layers
+        if layer.decode and layer.experts[0]
+    ]
+    return (threads or default_threads()) * max(decoded, default=0)
 
 
 def chunk_bytes(device: torch.device) -> int:
@@ -125,10 +144,11 @@ def check_context(context: int) -> int:
 
 
 def bound_library_caches() -> None:
-    """Have torch keep few plans of multiplications: one for every number of rows would come to half a gibibyte.
+    """Have torch keep few plans of multiplications (one for every number of rows is half a gibibyte), and few holes.
 
     It reads these settings at the first multiplication in 16 bits; making a plan anew costs next to nothing.
     """
+    keep_large_blocks_apart()
     for name, number in _KEPT_PLANS.items():
         os.environ.setdefault(name, number)
 

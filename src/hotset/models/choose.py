@@ -18,6 +18,7 @@ from hotset.models.account import (
     Account,
     check_context,
     compile_ahead,
+    reading_bytes,
     take_account,
 )
 from hotset.models.budget import AUTO, OFF, plan_slots, shape_of, slots_for_guesses
@@ -112,7 +113,7 @@ class Chooser:
         if settings.engine == "device" and device.type != "cuda":
             raise HotsetError(f"--engine device is for a CUDA GPU, and this model runs on {device.type}: leave it out")
         by_device = device.type == "cuda" and settings.engine != "host"
-        account = self._account(model, shape, device, by_device)
+        account = self._account(model, shape, catalog, device, by_device)
         self.plan = plan_slots(
             settings.memory,
             shape,
@@ -138,11 +139,20 @@ class Chooser:
         self.notes.append(f"all {shape.total_experts} experts fit: the model runs as transformers made it")
         return True
 
-    def _account(self, model: Any, shape: ModelShape, device: torch.device, by_device: bool) -> Account:
+    def _account(
+        self, model: Any, shape: ModelShape, catalog: Catalog, device: torch.device, by_device: bool
+    ) -> Account:
         """What is free and what is needed; where memory is short, after all code is there that takes some of it."""
         settings = self.settings
         take = partial(
-            take_account, model, device, shape.top_k, context=settings.context, by_device=by_device, loaded=self.loaded
+            take_account,
+            model,
+            device,
+            shape.top_k,
+            context=settings.context,
+            by_device=by_device,
+            loaded=self.loaded,
+            reading_bytes=reading_bytes(catalog, settings.threads) if device.type == "cpu" else 0,
         )
         account = take()
         if device.type == "cpu" and account.expert_bytes < 2 * shape.total_experts * (shape.expert_bytes or 0):

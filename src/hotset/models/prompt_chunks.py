@@ -13,6 +13,7 @@ import torch
 
 from hotset.errors import BudgetError
 from hotset.models.footprint import Footprint
+from hotset.runtime.machine import return_free_blocks
 from hotset.shape import format_size
 
 Values = dict[str, Any]
@@ -85,14 +86,18 @@ class PromptChunks:
         try:
             for piece in first:
                 module(**piece)
+                return_free_blocks()  # chunk after chunk with longer keys and values leaves holes that nothing fits
         finally:
             self._state.inside = False
         return (), last
 
     def _refuse_if_short(self, prompt: Prompt, cache: Any, splits: bool) -> None:
         needed = self.needed_bytes(prompt, cache, None if splits else prompt.length)
+        if self.force or needed <= self.free_bytes():
+            return
+        return_free_blocks()
         free = self.free_bytes()
-        if needed <= free or self.force:
+        if needed <= free:
             return
         many = f"{prompt.batch} x " if prompt.batch > 1 else ""
         raise BudgetError(
