@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
+from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 from hotset.runtime.arena import Arena
-from hotset.runtime.graph.experts import ExpertKernels, Phase
-from hotset.runtime.math import ExpertMath
 from hotset.store import Part, SlotLayout
 from hotset.store.layout import PAGE_BYTES, round_up
 
@@ -61,17 +61,17 @@ def clamped_gate(both: torch.Tensor) -> torch.Tensor:
     return (up + 1) * (gate * torch.sigmoid(gate * ALPHA))
 
 
-def math_of(shape: Shape) -> tuple[ExpertMath, SlotLayout]:
+def math_of(shape: Shape) -> tuple[ExpertSpec, SlotLayout]:
     """What an expert of this shape computes, and how it lies in a slot."""
     h, i = shape.width, shape.inner
     if not shape.like_gpt_oss:
         parts = [Part("up", (2 * i, h), "bfloat16"), Part("down", (h, i), "bfloat16")]
-        return ExpertMath("up", "down", usual_gate), SlotLayout.of(parts)
+        return ExpertSpec("up", "down", usual_gate), SlotLayout.of(parts)
     parts = [
         Part("up", (h, 2 * i), "bfloat16"), Part("up_bias", (2 * i,), "bfloat16"),
         Part("down", (i, h), "bfloat16"), Part("down_bias", (h,), "bfloat16"),
     ]  # fmt: skip
-    return ExpertMath("up", "down", clamped_gate, "up_bias", "down_bias", True, True), SlotLayout.of(parts)
+    return ExpertSpec("up", "down", clamped_gate, "up_bias", "down_bias", True, True), SlotLayout.of(parts)
 
 
 def device_us(work: Callable[[], None]) -> float:
@@ -126,7 +126,7 @@ class Bench:
     def row(self, tokens: int, peak: float) -> dict[str, Any]:
         """The figures of one number of tokens."""
         shape = self.shape
-        kernels = ExpertKernels(self.arena, self.layout, self.math, torch.bfloat16, top_k=shape.top_k)
+        kernels = TritonExperts(self.arena, self.layout, self.math, torch.bfloat16, top_k=shape.top_k)
         began = time.perf_counter()
         kernels.warm_up(tokens)
         tuning_s = time.perf_counter() - began
@@ -179,7 +179,7 @@ class Bench:
 
         def work() -> None:
             for one in rows:
-                raw = product(self.math.gate(product(given, "up", one)), "down", one)
+                raw = product(self.math.activation(product(given, "up", one)), "down", one)
                 (raw.squeeze(1) * weights.reshape(-1, 1)).view(len(x), top_k, -1).sum(dim=1).to(x.dtype)
 
         return device_us(work) / CALLS

@@ -34,8 +34,24 @@ ALLOWED = {
     "profile": {"reading", "text", "policies", "trace", "shape", "files", "errors"},
     "store": {"reading", "files", "errors"},
     "transfer": {"store", "owner", "errors"},
-    "runtime": {"transfer", "store", "owner", "cache", "forecasts", "profile", "policies", "trace", "shape", "errors"},
+    "formats": {"store", "checks", "errors"},
+    "engine": {"runtime", "formats", "transfer", "store", "shape", "errors"},
+    "runtime": {
+        "engine",
+        "transfer",
+        "store",
+        "owner",
+        "cache",
+        "forecasts",
+        "profile",
+        "policies",
+        "trace",
+        "shape",
+        "errors",
+    },
     "models": {
+        "engine",
+        "formats",
         "compiling",
         "reading",
         "report",
@@ -59,6 +75,7 @@ ALLOWED = {
         "reference",
         "report",
         "models",
+        "engine",
         "runtime",
         "transfer",
         "store",
@@ -77,7 +94,7 @@ ALLOWED = {
 
 
 # Torch is for those who compute; everything before them runs without it.
-TORCH = {"runtime", "models", "reference", "cli"}
+TORCH = {"formats", "engine", "runtime", "models", "reference", "cli"}
 
 
 def room_of(path: Path) -> str:

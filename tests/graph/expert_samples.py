@@ -14,10 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 
 import tiny_models as tiny
 
+from hotset.engine.kernels.cpu import SlotExperts
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.sites import find_sites
 from hotset.runtime.arena import Arena, poison
 from hotset.runtime.event import LiveEvent
-from hotset.runtime.math import ExpertMath, SlotExperts
 from hotset.store import Part, SlotLayout
 from hotset.store.layout import PAGE_BYTES, round_up
 
@@ -31,7 +32,7 @@ class Sample:
 
     arena: Arena
     layout: SlotLayout
-    math: ExpertMath
+    math: ExpertSpec
     experts: int
     width: int
     dtype: torch.dtype
@@ -55,13 +56,13 @@ class Routing:
         return torch.where(flat < sample.experts, sample.slot(flat), -1).to(torch.int32).to(DEVICE)
 
 
-def math_of(family: str, **changes: Any) -> tuple[ExpertMath, dict[str, tuple[int, ...]]]:
+def math_of(family: str, **changes: Any) -> tuple[ExpertSpec, dict[str, tuple[int, ...]]]:
     """What an expert of a family computes, and the shapes of its tensors."""
     site = find_sites(tiny.make(family, **changes))[-1]
     return site.math, {part.name: part.shape for part in site.parts}
 
 
-def sample_of(math: ExpertMath, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, experts: int = 8) -> Sample:
+def sample_of(math: ExpertSpec, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, experts: int = 8) -> Sample:
     """Random experts of these shapes."""
     name = str(dtype).removeprefix("torch.")
     layout = SlotLayout.of([Part(key, shape, name) for key, shape in shapes.items()])

@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import expert_samples as samples  # noqa: E402
 
-from hotset.runtime.graph import tuning  # noqa: E402
-from hotset.runtime.graph.activations import _GATED, _PLAIN, Activation, activation_of  # noqa: E402
-from hotset.runtime.graph.experts import ExpertKernels, Phase, Scratch, up_kernel  # noqa: E402
-from hotset.runtime.graph.tuning import Choice, Problem  # noqa: E402
-from hotset.runtime.math import ExpertMath  # noqa: E402
+from hotset.engine.kernels import tuning  # noqa: E402
+from hotset.engine.kernels.activations import _GATED, _PLAIN, Activation, activation_of  # noqa: E402
+from hotset.engine.kernels.spec import ExpertSpec  # noqa: E402
+from hotset.engine.kernels.triton_experts import Phase, Scratch, TritonExperts, up_kernel  # noqa: E402
+from hotset.engine.kernels.tuning import Choice, Problem  # noqa: E402
 from hotset.store import Part, SlotLayout  # noqa: E402
 
 CUDA = torch.cuda.is_available()
@@ -59,8 +59,8 @@ def _rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)
 
 
-def kernels_of(sample: samples.Sample, top_k: int, choices: Any = WIDE, **options: Any) -> ExpertKernels:
-    kernels = ExpertKernels(
+def kernels_of(sample: samples.Sample, top_k: int, choices: Any = WIDE, **options: Any) -> TritonExperts:
+    kernels = TritonExperts(
         sample.arena, sample.layout, sample.math, sample.dtype, top_k=top_k, choices=choices, **options
     )
     kernels.scratch.hidden.fill_(math.nan)
@@ -68,7 +68,7 @@ def kernels_of(sample: samples.Sample, top_k: int, choices: Any = WIDE, **option
     return kernels
 
 
-def compute(kernels: ExpertKernels, sample: samples.Sample, routing: samples.Routing) -> Any:
+def compute(kernels: TritonExperts, sample: samples.Sample, routing: samples.Routing) -> Any:
     out = torch.full_like(routing.x, math.nan)
     kernels(routing.x, routing.rows(sample), None, routing.weights, out)
     return out
@@ -190,7 +190,7 @@ def test_more_tokens_than_there_is_room_for_are_refused() -> None:
 def exact_sample(activation: Activation, *, transposed: bool) -> samples.Sample:
     columns = 2 * 24 if activation.gated else 24
     up, down = ((32, columns), (24, 32)) if transposed else ((columns, 32), (32, 24))
-    math_ = ExpertMath("up", "down", activation, "bias", None, transposed, transposed)
+    math_ = ExpertSpec("up", "down", activation, "bias", None, transposed, transposed)
     sample = samples.sample_of(math_, {"up": up, "down": down, "bias": (columns,)}, torch.bfloat16)
     for part in sample.layout.parts:
         values = sample.arena.view(part)[::2]
@@ -276,14 +276,14 @@ def test_what_is_not_supported_is_said_in_words() -> None:
         first, second = both.chunk(2, dim=-1)
         return torch.nn.functional.silu(first) * second
 
-    assert ExpertKernels.supports(ExpertMath("up", "down", gate), layout) is None
-    assert "norm" in ExpertKernels.supports(ExpertMath("up", "down", gate, norm=torch.nn.Identity()), layout)
-    assert "kinds" in ExpertKernels.supports(ExpertMath("up", "down", torch.tanh), layout)
-    assert "columns" in ExpertKernels.supports(ExpertMath("up", "down", torch.relu), layout)
+    assert TritonExperts.supports(ExpertSpec("up", "down", gate), layout) is None
+    assert "norm" in TritonExperts.supports(ExpertSpec("up", "down", gate, norm=torch.nn.Identity()), layout)
+    assert "kinds" in TritonExperts.supports(ExpertSpec("up", "down", torch.tanh), layout)
+    assert "columns" in TritonExperts.supports(ExpertSpec("up", "down", torch.relu), layout)
     quantised = SlotLayout.of([Part("up", (16, 8), "float8_e4m3fn"), Part("down", (8, 8), "bfloat16")])
-    assert "float8" in ExpertKernels.supports(ExpertMath("up", "down", gate), quantised)
+    assert "float8" in TritonExperts.supports(ExpertSpec("up", "down", gate), quantised)
     with pytest.raises(ValueError, match="norm"):
-        ExpertKernels(None, layout, ExpertMath("up", "down", gate, norm=gate), torch.bfloat16, top_k=1)
+        TritonExperts(None, layout, ExpertSpec("up", "down", gate, norm=gate), torch.bfloat16, top_k=1)
 
 
 PROBLEM = Problem("up", 768, 2048, "bfloat16", False, True, 1, 8)

@@ -16,11 +16,11 @@ pytest.importorskip("transformers")
 import hotset  # noqa: E402
 from hotset import Phase, policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
+from hotset.engine.kernels.cpu import SlotExperts  # noqa: E402
 from hotset.errors import BudgetError  # noqa: E402
 from hotset.models import connect  # noqa: E402
 from hotset.models.footprint import MIN_ROWS, Footprint  # noqa: E402
 from hotset.models.prompt_chunks import PromptChunks  # noqa: E402
-from hotset.runtime.math import SlotExperts  # noqa: E402
 
 LENGTH = 5 * MIN_ROWS + 3
 

@@ -73,13 +73,13 @@ def _host_only(sites: Any, catalog: Any) -> str | None:
     if not torch.cuda.is_available() or find_spec("triton") is None:
         return None
     from hotset.cache.plan import Scope
+    from hotset.engine.kernels.triton_experts import TritonExperts
     from hotset.models.choose import Settings
     from hotset.policies import parse
-    from hotset.runtime.graph.experts import ExpertKernels
     from hotset.runtime.graph.plan import Plan
 
     reasons = [Plan.supports(parse(Settings().policy), Scope(Settings().scope))]
-    reasons += [ExpertKernels.supports(s.math, own.layout) for s, own in zip(sites, catalog.layers, strict=True)]
+    reasons += [TritonExperts.supports(s.math, own.layout) for s, own in zip(sites, catalog.layers, strict=True)]
     return next((reason for reason in reasons if reason), None)
 
 

@@ -12,12 +12,12 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope, SlotPlan, default_ahead
+from hotset.engine.kernels.cpu import GPU_WORK_BYTES, WORK_BYTES
 from hotset.errors import BudgetError, HotsetError
 from hotset.models.footprint import Footprint
 from hotset.models.static_caches import length_for
 from hotset.policies import parse
 from hotset.runtime.machine import available_memory_bytes, keep_large_blocks_apart, memory_limit_bytes
-from hotset.runtime.math import GPU_WORK_BYTES, WORK_BYTES
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 from hotset.trace import Phase

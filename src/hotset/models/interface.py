@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.site import Forward, Site, fused_part
-from hotset.runtime.math import ExpertMath
 
 NAME = "hotset"
 """What the implementation is called in a model's config."""
@@ -35,10 +35,10 @@ def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
         if (parameter := getattr(module, key, None)) is not None
     ]
     bias = bool(module.has_bias)
-    math = ExpertMath(
+    math = ExpertSpec(
         up=up,
         down="down_proj",
-        gate=module._apply_gate if module.has_gate else module.act_fn,
+        activation=module._apply_gate if module.has_gate else module.act_fn,
         up_bias=f"{up}_bias" if bias else None,
         down_bias="down_proj_bias" if bias else None,
         up_transposed=module.is_transposed,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from hotset.runtime.math import ExpertMath
+from hotset.engine.kernels.spec import ExpertSpec
 
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """hidden [tokens, width], index and weights [tokens, top_k] -> [tokens, width]"""
@@ -40,7 +40,7 @@ class Site:
     experts: int
     top_k: int
     parts: tuple[SitePart, ...]
-    math: ExpertMath
+    math: ExpertSpec
     install: Callable[[Forward], Callable[[], None]]  # takes over the calls; returns what gives them back
     stock: Forward | None = None  # the stock implementation of the same call, where the family has one
 

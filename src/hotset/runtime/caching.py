@@ -17,13 +17,13 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.landing import Landing
+from hotset.engine.kernels.cpu import SlotExperts
 from hotset.errors import BudgetError, ClosedError, HotsetError, StoreError
 from hotset.runtime.ahead import AheadSlots
 from hotset.runtime.background import BATCH_BYTES, Warmer
 from hotset.runtime.engine import Engine
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.guessing import Guesser
-from hotset.runtime.math import SlotExperts
 from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.store import Catalog, SlotLayout

@@ -11,12 +11,13 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.engine.kernels.cpu import SlotExperts
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.runtime.ahead import AheadOfDisk, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import BackgroundReader
 from hotset.runtime.caching import Begun, CachingEngine, Loads, Work, mending
 from hotset.runtime.event import LiveEvent, Which
-from hotset.runtime.math import ExpertMath, SlotExperts
 from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
@@ -34,7 +35,7 @@ class CpuEngine(CachingEngine):
         self,
         controller: Controller,
         catalog: Catalog,
-        maths: Sequence[ExpertMath],
+        maths: Sequence[ExpertSpec],
         *,
         threads: int = 0,
         force: bool = False,

@@ -13,13 +13,14 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.engine.kernels.cpu import SlotExperts, SlotLinear
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.runtime.ahead import AheadSlots, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import Batch, forget, is_left, left_of
 from hotset.runtime.caching import Begun, CachingEngine, Loads, Work, mending
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.host import HostTier
-from hotset.runtime.math import ExpertMath, SlotExperts, SlotLinear
 from hotset.runtime.pinned import page_lock
 from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
@@ -55,7 +56,7 @@ class DeviceEngine(CachingEngine):
         self,
         controller: Controller,
         catalog: Catalog,
-        maths: Sequence[ExpertMath],
+        maths: Sequence[ExpertSpec],
         host: HostTier,
         device: torch.device,
         *,
@@ -119,7 +120,7 @@ class DeviceEngine(CachingEngine):
         local = self.layers[layer]
         which = self._to_device(event.slot_per_pair(experts, slots))
         up = _multiply(kernel, local.up, event.hidden, which, None, event.top_k)
-        hidden = local.math.gate(up)
+        hidden = local.math.activation(up)
         out = event.raw(local.down.width, local.down.weights.dtype)
         if local.math.norm is None:
             _multiply(kernel, local.down, hidden, which, out, 1)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from hotset.engine.kernels.cpu import SlotExperts, SlotLinear
 from hotset.errors import ModelError
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.event import LiveEvent
-from hotset.runtime.math import SlotExperts, SlotLinear
 
 Tensor = torch.Tensor
 Serve = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -156,7 +156,7 @@ class Backward:
 
 def compute_one(experts: SlotExperts, given: Tensor, row: int) -> Tensor:
     """What the expert in one row makes of its input, by operations that can be differentiated."""
-    out = _map(experts.down, experts.math.gate(_map(experts.up, given, row)), row)
+    out = _map(experts.down, experts.math.activation(_map(experts.up, given, row)), row)
     return out if experts.math.norm is None else experts.math.norm(out)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated, parent_of, replace_forward
 from hotset.models.site import Forward, Site, SitePart, Take
-from hotset.runtime.math import ExpertMath
 
 Tensor = torch.Tensor
 
@@ -27,7 +27,7 @@ def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
         SitePart("gate_up", (2 * inner, width), rows("w1", "v1")),
         SitePart("down", (inner, width), rows("w2")),
     )
-    math = ExpertMath(up="gate_up", down="down", gate=gated(module.mlp.activation_fn), down_transposed=True)
+    math = ExpertSpec(up="gate_up", down="down", activation=gated(module.mlp.activation_fn), down_transposed=True)
     top_k = parent_of(name, model).top_k
     return Site(name, module, module.num_experts, top_k, parts, math, lambda f: _install(module, f))
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated, replace_forward
 from hotset.models.site import Forward, Site, fused_part
-from hotset.runtime.math import ExpertMath
 
 Tensor = torch.Tensor
 
@@ -27,7 +27,7 @@ def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
         fused_part("gate_up", f"{name}.input_linear.weight", tuple(up.weight.shape[1:])),
         fused_part("down", f"{name}.output_linear.weight", tuple(down.weight.shape[1:])),
     )
-    math = ExpertMath(up="gate_up", down="down", gate=gated(module.activation))
+    math = ExpertSpec(up="gate_up", down="down", activation=gated(module.activation))
     return Site(name, module, up.num_experts, module.router.top_k, parts, math, lambda f: _install(module, f))
 
 

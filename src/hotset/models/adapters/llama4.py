@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated, replace_forward
 from hotset.models.site import Forward, Site, fused_part
-from hotset.runtime.math import ExpertMath
 
 Tensor = torch.Tensor
 
@@ -26,7 +26,7 @@ def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
         fused_part(key, f"{name}.experts.{key}", tuple(getattr(experts, key).shape[1:]))
         for key in ("gate_up_proj", "down_proj")
     )
-    math = ExpertMath("gate_up_proj", "down_proj", gated(experts.act_fn), up_transposed=True, down_transposed=True)
+    math = ExpertSpec("gate_up_proj", "down_proj", gated(experts.act_fn), up_transposed=True, down_transposed=True)
     return Site(name, module, module.num_experts, module.top_k, parts, math, lambda f: _install(module, f))
 
 

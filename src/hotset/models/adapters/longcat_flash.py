@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated, parent_of, replace_forward
 from hotset.models.site import Forward, Site, fused_part
-from hotset.runtime.math import ExpertMath
 
 Tensor = torch.Tensor
 
@@ -21,7 +21,7 @@ def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
     parts = tuple(
         fused_part(key, f"{name}.{key}", tuple(getattr(module, key).shape[1:])) for key in ("gate_up_proj", "down_proj")
     )
-    math = ExpertMath("gate_up_proj", "down_proj", gated(module.act_fn))
+    math = ExpertSpec("gate_up_proj", "down_proj", gated(module.act_fn))
     experts, top_k = module.num_routed_experts, parent_of(name, model).router.top_k
     return Site(name, module, experts, top_k, parts, math, lambda f: _install(module, f))
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import module_part, replace_forward
 from hotset.models.site import Forward, Site
-from hotset.runtime.math import ExpertMath
 
 Tensor = torch.Tensor
 
@@ -28,7 +28,7 @@ def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
     """Describe one experts module."""
     expert = module["expert_0"]
     parts = tuple(module_part(name, key, expert) for key in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"))
-    math = ExpertMath("fc1.weight", "fc2.weight", expert.act, up_bias="fc1.bias", down_bias="fc2.bias")
+    math = ExpertSpec("fc1.weight", "fc2.weight", expert.act, up_bias="fc1.bias", down_bias="fc2.bias")
     top_k = min(_TOP_K, module.num_experts)
     return Site(name, module, module.num_experts, top_k, parts, math, lambda f: _install(module, top_k, f))
 

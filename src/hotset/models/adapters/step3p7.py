@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import parent_of, replace_forward
 from hotset.models.site import Site, fused_part
-from hotset.runtime.math import ExpertMath
 
 CLASSES = ("Step3p7Experts",)
 
@@ -18,6 +18,6 @@ def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
     parts = tuple(
         fused_part(key, f"{name}.{key}", tuple(getattr(module, key).shape[1:])) for key in ("gate_up_proj", "down_proj")
     )
-    math = ExpertMath("gate_up_proj", "down_proj", module._apply_gate)
+    math = ExpertSpec("gate_up_proj", "down_proj", module._apply_gate)
     top_k = parent_of(name, model).gate.top_k
     return Site(name, module, module.num_experts, top_k, parts, math, lambda f: replace_forward(module, f))

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import module_part, replace_forward
 from hotset.models.site import Forward, Site
-from hotset.runtime.math import ExpertMath
 
 Tensor = torch.Tensor
 
@@ -20,7 +20,7 @@ def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
     """Describe one experts module."""
     expert = module["expert_0"]
     parts = tuple(module_part(name, key, expert) for key in ("wi.weight", "wo.weight"))
-    math = ExpertMath("wi.weight", "wo.weight", expert.act)
+    math = ExpertSpec("wi.weight", "wo.weight", expert.act)
     return Site(name, module, module.num_experts, 1, parts, math, lambda f: _install(module, f))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from hotset.cache.shadow import log_is_full
+from hotset.engine.kernels.triton_experts import TritonExperts
 from hotset.errors import HotsetError
 from hotset.policies import Policy
 from hotset.runtime.background import Warmer
@@ -27,7 +28,6 @@ from hotset.runtime.event import LiveEvent
 from hotset.runtime.forecasting import ForecastGuesser
 from hotset.runtime.graph.ahead_state import AheadState, Tallies
 from hotset.runtime.graph.device_table import DeviceTable
-from hotset.runtime.graph.experts import ExpertKernels
 from hotset.runtime.graph.plan import Plan
 from hotset.runtime.graph.side import DeviceSide, Gate, Shared
 from hotset.runtime.step import Step
@@ -90,7 +90,7 @@ class GraphEngine(DeviceEngine):
             return f"the forecast {guesser.forecast.name} is made by the host"
         reasons = [Plan.supports(self.controller.policy, plan.scope)]
         for source, local in zip(self.catalog.layers, self.layers, strict=True):
-            reasons.append(ExpertKernels.supports(local.math, source.layout))
+            reasons.append(TritonExperts.supports(local.math, source.layout))
         return next((reason for reason in reasons if reason), None)
 
     def fill_host(self) -> None:

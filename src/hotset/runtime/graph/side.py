@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 from hotset.errors import HotsetError
 from hotset.runtime.graph.ahead import DeviceAhead
 from hotset.runtime.graph.ahead_state import AheadState, Tallies
 from hotset.runtime.graph.device_table import DeviceTable
-from hotset.runtime.graph.experts import ExpertKernels, Phase
 from hotset.runtime.graph.gather import Gather
 from hotset.runtime.graph.plan import Plan
 from hotset.runtime.step import Step
@@ -116,11 +116,11 @@ class DeviceSide:
             if found.cuda_stream not in taken:
                 return found
 
-    def _make_kernels(self) -> list[ExpertKernels]:
+    def _make_kernels(self) -> list[TritonExperts]:
         engine, scratch = self.engine, None
-        kernels: list[ExpertKernels] = []
+        kernels: list[TritonExperts] = []
         for source, local in zip(engine.catalog.layers, engine.layers, strict=True):
-            one = ExpertKernels(
+            one = TritonExperts(
                 engine.arena, source.layout, local.math, local.up.weights.dtype, top_k=engine.shape.top_k,
                 most_tokens=self.tokens, scratch=scratch,
             )  # fmt: skip

@@ -15,11 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
+from hotset.engine.kernels.activations import Activation, activation_of
+from hotset.engine.kernels.cpu import SlotLinear
+from hotset.engine.kernels.spec import ExpertSpec
+from hotset.engine.kernels.triton_kernels import down_kernel, up_kernel
+from hotset.engine.kernels.tuning import BUCKETS, Choice, Problem, bucket, chosen, default
 from hotset.runtime.arena import Arena
-from hotset.runtime.graph.activations import Activation, activation_of
-from hotset.runtime.graph.expert_kernels import down_kernel, up_kernel
-from hotset.runtime.graph.tuning import BUCKETS, Choice, Problem, bucket, chosen, default
-from hotset.runtime.math import ExpertMath, SlotLinear
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
@@ -47,28 +48,28 @@ class Scratch:
     late: Tensor  # int8 [pairs]: nobody is, for whoever does not say
 
     @classmethod
-    def of(cls, math: ExpertMath, layout: SlotLayout, pairs: int, device: torch.device) -> Scratch:
+    def of(cls, math: ExpertSpec, layout: SlotLayout, pairs: int, device: torch.device) -> Scratch:
         """Room for so many pairs."""
         inner, width = _sizes(math, layout)
         hidden = torch.zeros((pairs, inner), dtype=getattr(torch, layout.part(math.down).dtype), device=device)
         late = torch.zeros(pairs, dtype=torch.int8, device=device)
         return cls(hidden, hidden.new_zeros((pairs, width)), late)
 
-    def serves(self, math: ExpertMath, layout: SlotLayout, pairs: int) -> bool:
+    def serves(self, math: ExpertSpec, layout: SlotLayout, pairs: int) -> bool:
         """Whether it is of use to these experts."""
         inner, width = self.hidden.shape[1], self.raw.shape[1]
         same = self.hidden.dtype == getattr(torch, layout.part(math.down).dtype) and len(self.late) >= pairs
         return same and (inner, width) == _sizes(math, layout)
 
 
-class ExpertKernels:
+class TritonExperts:
     """All experts of one layer, for few tokens."""
 
     def __init__(
         self,
         arena: Arena,
         layout: SlotLayout,
-        math: ExpertMath,
+        math: ExpertSpec,
         dtype: torch.dtype,
         *,
         top_k: int,
@@ -92,7 +93,7 @@ class ExpertKernels:
         self._choices = {} if choices is None else dict.fromkeys(BUCKETS, choices)
 
     @staticmethod
-    def supports(math: ExpertMath, layout: SlotLayout) -> str | None:
+    def supports(math: ExpertSpec, layout: SlotLayout) -> str | None:
         """Why these experts cannot be computed here, in words; None if they can."""
         if math.norm is not None:
             return "its experts end in a norm of their own"
@@ -206,7 +207,7 @@ class _Trial:
     """Calls of both kernels with rows all over the arena, so that no cache holds what the next one reads."""
 
     def __init__(
-        self, kernels: ExpertKernels, tokens: int, weights_dtype: torch.dtype, device: torch.device, sets: int = 16
+        self, kernels: TritonExperts, tokens: int, weights_dtype: torch.dtype, device: torch.device, sets: int = 16
     ) -> None:
         random = torch.Generator("cpu").manual_seed(0)
         self.kernels, slots = kernels, len(kernels.up.weights)
@@ -236,7 +237,7 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
     return stand_in if tensor is None else tensor
 
 
-def _sizes(math: ExpertMath, layout: SlotLayout) -> tuple[int, int]:
+def _sizes(math: ExpertSpec, layout: SlotLayout) -> tuple[int, int]:
     """How wide experts are inside, and how wide what they return."""
     first, second = layout.part(math.down).shape
     return (first, second) if math.down_transposed else (second, first)
@@ -247,11 +248,11 @@ def _lane(linear: SlotLinear) -> int:
     return 1 if linear.transposed else 16 // linear.weights.dtype.itemsize
 
 
-def _activation(math: ExpertMath, layout: SlotLayout) -> Activation | None:
+def _activation(math: ExpertSpec, layout: SlotLayout) -> Activation | None:
     return activation_of(math, getattr(torch, layout.part(math.up).dtype))
 
 
-def _known(math: ExpertMath, layout: SlotLayout) -> Activation:
+def _known(math: ExpertSpec, layout: SlotLayout) -> Activation:
     found = _activation(math, layout)
     assert found is not None  # noqa: S101 - supports() has looked
     return found

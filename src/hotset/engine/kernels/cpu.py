@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from hotset.engine.kernels.spec import ExpertSpec
 from hotset.runtime.arena import Arena
 from hotset.store import SlotLayout
 
@@ -27,20 +27,6 @@ SERIAL = 1 << 15
 
 WORK_BYTES, GPU_WORK_BYTES = 32 << 20, 256 << 20
 """What the activations of experts that are computed together may take; more rows go one part after another."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertMath:
-    """Two linear maps with something between them; the names say which tensors of the slot they use."""
-
-    up: str
-    down: str
-    gate: Callable[[Tensor], Tensor]
-    up_bias: str | None = None
-    down_bias: str | None = None
-    up_transposed: bool = False
-    down_transposed: bool = False
-    norm: Callable[[Tensor], Tensor] | None = None
 
 
 class SlotLinear:
@@ -119,7 +105,7 @@ class RowPart(NamedTuple):
 class SlotExperts:
     """All experts of one layer, whichever slots they lie in."""
 
-    def __init__(self, arena: Arena, layout: SlotLayout, math: ExpertMath) -> None:
+    def __init__(self, arena: Arena, layout: SlotLayout, math: ExpertSpec) -> None:
         self.up = SlotLinear(arena, layout, math.up, math.up_bias, math.up_transposed)
         self.down = SlotLinear(arena, layout, math.down, math.down_bias, math.down_transposed)
         self.math = math
@@ -146,6 +132,6 @@ class SlotExperts:
 
     def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Compute the rows up to each end by the expert of each slot."""
-        hidden = by_expert(self.math.gate, self.up(rows, slots, ends), ends, self.down.depth)
+        hidden = by_expert(self.math.activation, self.up(rows, slots, ends), ends, self.down.depth)
         out = self.down(hidden, slots, ends)
         return out if self.math.norm is None else by_expert(self.math.norm, out, ends, self.down.width)

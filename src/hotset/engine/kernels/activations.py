@@ -17,7 +17,10 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
+from hotset.engine.kernels.spec import ExpertSpec
+
 Tensor = torch.Tensor
+Function = Callable[[Tensor], Tensor]
 
 PROBED_WIDTH = 32
 _LIMITS = ("limit", "swiglu_limit")
@@ -194,39 +197,29 @@ class Activation:
         return self.reference(gate, up, self.alpha, self.limit)
 
 
-def activation_of(math_or_module: Any, dtype: torch.dtype = torch.bfloat16) -> Activation | None:
-    """The kind that a family's own gate computes, found by running it on random numbers; None if it is none of ours.
+def activation_of(given: ExpertSpec | Function, dtype: torch.dtype = torch.bfloat16) -> Activation | None:
+    """The kind that a family's own function computes, found by running it on random numbers; None if it is not known.
 
     It must agree in float32, where kinds differ in what they compute, and to the bit in the weights' type, where they
     differ in when they round.
     """
-    gate = _gate_of(math_or_module)
+    function = given.activation if isinstance(given, ExpertSpec) else given
     try:
         with torch.no_grad():
-            found = next((one for one in _candidates(gate) if _agrees(gate, one, dtype)), None)
+            return next((kind for kind in _candidates(function) if _agrees(function, kind, dtype)), None)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
-        return None  # whatever it is, it is no function of one tensor on the processor
-    return found
+        return None  # whatever it is, it is no function of one tensor on a CPU
 
 
-def _gate_of(given: Any) -> Callable[[Tensor], Tensor]:
-    """The gate of an ExpertMath, of an experts module, or what was given if that is the gate itself."""
-    if hasattr(given, "has_gate"):
-        gate: Callable[[Tensor], Tensor] = given._apply_gate if given.has_gate else given.act_fn
-        return gate
-    found: Callable[[Tensor], Tensor] = getattr(given, "gate", given)
-    return found
-
-
-def _candidates(gate: Any) -> Iterator[Activation]:
-    """All kinds, with the numbers that the gate's module has, the plainest first."""
-    owner = getattr(gate, "__self__", None)
+def _candidates(function: Any) -> Iterator[Activation]:
+    """All kinds, with the numbers that the function's module has, the plainest first."""
+    owner = getattr(function, "__self__", None)
     alpha, limit = _number(owner, _ALPHAS, 1.702), _number(owner, _LIMITS, 7.0)
     for interleaved in (False, True):
-        for function, reference in _GATED:
-            yield Activation(function, reference, True, interleaved, alpha, limit)
-    for function, reference in _PLAIN:
-        yield Activation(function, reference, False, False, alpha, limit)
+        for code, reference in _GATED:
+            yield Activation(code, reference, True, interleaved, alpha, limit)
+    for code, reference in _PLAIN:
+        yield Activation(code, reference, False, False, alpha, limit)
 
 
 def _number(owner: Any, names: tuple[str, ...], default: float) -> float:
@@ -234,13 +227,13 @@ def _number(owner: Any, names: tuple[str, ...], default: float) -> float:
     return next((float(value) for value in found if isinstance(value, int | float)), default)
 
 
-def _agrees(gate: Callable[[Tensor], Tensor], one: Activation, dtype: torch.dtype) -> bool:
-    rows = _probe(one.limit)
-    expected, found = one(rows), gate(rows)
+def _agrees(function: Function, kind: Activation, dtype: torch.dtype) -> bool:
+    rows = _probe(kind.limit)
+    expected, found = kind(rows), function(rows)
     if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-6, atol=1e-6):
         return False
     rows = rows.to(dtype)
-    return dtype == torch.float32 or torch.equal(gate(rows), one(rows))
+    return dtype == torch.float32 or torch.equal(function(rows), kind(rows))
 
 
 def _probe(limit: float, count: int = 24) -> Tensor:

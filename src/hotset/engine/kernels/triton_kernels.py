@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
-from hotset.runtime.graph.activations import rounded
+from hotset.engine.kernels.activations import rounded
 
 _ALL = tl.constexpr(0)
 _EARLY = tl.constexpr(1)

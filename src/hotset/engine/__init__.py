@@ -1,0 +1,1 @@
+"""How experts compute: the engine and the parts it is made of."""
