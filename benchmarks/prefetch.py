@@ -117,7 +117,7 @@ def link_bytes_per_s(contender: Contender) -> float:
     keys = [(int(random.integers(shape.layers)), int(random.integers(shape.experts))) for _ in range(64)]
     began = time.perf_counter()
     if contender.device == "cpu":
-        staging = engine._staging
+        staging = engine.cache.staging
         for layer, expert in keys:
             flight = Flight()
             others = [(expert + 7 * i) % shape.experts for i in range(len(staging))]

@@ -124,13 +124,12 @@ def rows_are_kept(engine: Any) -> bool:
     rows = engine.arena.rows()
     for key in engine.controller.residents():
         used = engine.catalog.layers[key.layer].layout.used_bytes
-        row = int(engine._row_of[engine.controller.table.slot_of[key]])
+        row = int(engine.cache.rows_of(*key))
         if not np.array_equal(rows[row, :used], engine.fetch(*key)[:used]):
             return False
     engine.ahead.clear()
-    plan = engine.controller.plan
-    taken = engine._row_of[: plan.cached].tolist() + list(range(plan.cached, plan.cached + plan.staging))
-    return sorted(taken + engine.ahead._free) == list(range(engine.arena.slots))
+    taken = [*engine.cache.rows.tolist(), *engine.cache.staging, *engine.cache.prefetch_rows]
+    return sorted(taken) == list(range(engine.arena.slots))
 
 
 @pytest.mark.parametrize("rule", ["oracle", "wrong", "random_ones"])

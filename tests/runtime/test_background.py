@@ -67,7 +67,7 @@ def slots_hold_their_experts(engine: Any) -> bool:
     rows = engine.arena.rows()
     for key in engine.controller.residents():
         used = engine.catalog.layers[key.layer].layout.used_bytes
-        row = int(engine._row_of[engine.controller.table.slot_of[key]])
+        row = int(engine.cache.rows_of(*key))
         if not np.array_equal(rows[row, :used], engine.fetch(*key)[:used]):
             return False
     return True
@@ -153,7 +153,7 @@ def test_a_disk_that_fails_in_the_background_costs_nothing_but_warmth(
     assert model.hotset.wait_until_warm(60)
     assert "check the disk" in model.hotset.stats()["warm_error"]
     monkeypatch.setattr(store_file, "_preadv", good)
-    assert model.hotset.engine.landing.held == 0
+    assert model.hotset.engine.cache.landing.held == 0
     assert slots_hold_their_experts(model.hotset.engine)
     assert torch.equal(greedy(model), expected)
     model.hotset.close()

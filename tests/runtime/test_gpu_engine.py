@@ -120,7 +120,7 @@ def test_a_warm_start_fills_the_device_while_it_computes(tokenizer: Any, host_me
     engine.controller.changing()  # what the device has moved since is known to the host from here on
     rows, used = engine._rows.cpu().numpy(), engine.catalog.layers[0].layout.used_bytes
     for key in engine.controller.residents():
-        row = int(engine._row_of[engine.controller.table.slot_of[key]])
+        row = int(engine.cache.rows_of(*key))
         assert np.array_equal(rows[row, :used], engine.fetch(*key)[:used])
     model.hotset.close()
     assert torch.equal(poisoned, expected)

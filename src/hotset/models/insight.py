@@ -103,7 +103,7 @@ class Insight:
     def _loads(self) -> tuple[Counts, Counts]:
         """Loads of every expert in the background, and what one load of it moves."""
         if isinstance(self.engine, CachingEngine):
-            return self.engine.landing.warmed, self._load_bytes
+            return self.engine.cache.landing.warmed, self._load_bytes
         nothing = np.zeros((self.engine.shape.layers, self.engine.shape.experts), np.int64)
         return nothing, nothing
 

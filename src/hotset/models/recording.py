@@ -75,7 +75,7 @@ class _History(NamedTuple):
 
 def _history(engine: Engine) -> _History:
     controller = engine.controller
-    warmed = int(engine.landing.warmed.sum()) if isinstance(engine, CachingEngine) else 0
+    warmed = int(engine.cache.landing.warmed.sum()) if isinstance(engine, CachingEngine) else 0
     return _History(int(controller.table.clock[0]), controller.version + warmed + len(controller.pins()))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from hotset.engine.slots import SlotCache
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.transfer import Flight, Readers
@@ -60,10 +61,10 @@ class AheadCounts:
 class AheadSlots(ABC, Generic[J]):
     """A few rows of memory for guesses; whoever calls holds the engine's lock."""
 
-    def __init__(self, rows: Sequence[int]) -> None:
+    def __init__(self, cache: SlotCache) -> None:
         self.counts = AheadCounts()
-        self.size = len(rows)
-        self._free = list(rows)
+        self.size = len(cache.prefetch_rows)
+        self._cache = cache
         self._held: dict[ExpertKey, Guess[J]] = {}
         self._draining: list[Guess[J]] = []
 
@@ -71,15 +72,10 @@ class AheadSlots(ABC, Generic[J]):
         return key in self._held
 
     @property
-    def rows(self) -> list[int]:
-        """The rows that no guess is in; all of them after `clear`."""
-        return self._free
-
-    @property
     def room(self) -> int:
         """How many guesses could be sent now."""
         self._drain()
-        return len(self._free)
+        return len(self._cache.prefetch_rows)
 
     def send(self, keys: Iterable[ExpertKey]) -> int:
         """Fetch experts, in this order, as far as there are rows; returns how many are on their way."""
@@ -87,12 +83,14 @@ class AheadSlots(ABC, Generic[J]):
         for key in keys:
             if key in self._held or not self.room:
                 continue
-            guess = self.prepare(key, self._free[-1])
+            row = self._cache.take_row()
+            guess = None if row is None else self.prepare(key, row)
             if guess is not None:
-                self._held[key] = guess  # its row is taken before anything is written to it
-                self._free.pop()
+                self._held[key] = guess
                 self.depart(guess)
                 sent += 1
+            elif row is not None:
+                self._cache.return_row(row)
         return sent
 
     @abstractmethod
@@ -120,10 +118,6 @@ class AheadSlots(ABC, Generic[J]):
                 self._call_off(guess)
         return claimed
 
-    def give(self, row: int) -> None:
-        """Take a row back, or another in its place."""
-        self._free.append(row)
-
     def clear(self) -> None:
         """Call everything off and wait until nobody writes to the rows any more."""
         for guess in tuple(self._held.values()):
@@ -133,11 +127,11 @@ class AheadSlots(ABC, Generic[J]):
             guess.flight.abandon()
         self._drain()
 
-    def reset(self, rows: Sequence[int]) -> None:
-        """Forget all guesses, and own these rows: for after an interrupt, once nothing is written to them any more."""
+    def reset(self) -> None:
+        """Forget all guesses: for after an interrupt, once nothing is written to rows any more; the cache has them."""
         while self._held:
             self._call_off(self._held.popitem()[1])
-        self._free, self._draining = list(rows), []
+        self._draining = []
 
     def _count(self, guess: Guess[J]) -> None:
         if guess.flight.settled:
@@ -163,14 +157,15 @@ class AheadSlots(ABC, Generic[J]):
         settled = [guess for guess in self._draining if guess.flight.settled]
         if settled:
             self._draining = [guess for guess in self._draining if guess not in settled]
-            self._free += [guess.row for guess in settled]
+            for guess in settled:
+                self._cache.return_row(guess.row)
 
 
 class AheadOfDisk(AheadSlots[Flight]):
     """Guesses that reader threads bring from disk."""
 
-    def __init__(self, rows: Sequence[int], catalog: Catalog, readers: Readers) -> None:
-        super().__init__(rows)
+    def __init__(self, cache: SlotCache, catalog: Catalog, readers: Readers) -> None:
+        super().__init__(cache)
         self.catalog, self.readers = catalog, readers
 
     def prepare(self, key: ExpertKey, row: int) -> Guess[Flight]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
-from hotset.cache.landing import Landing
+from hotset.engine.slots import SlotCache
 from hotset.errors import HotsetError
 from hotset.owner import Owner
 from hotset.shape import ExpertKey
@@ -57,17 +57,16 @@ class BackgroundReader:
 
     def __init__(
         self,
-        landing: Landing,
+        cache: SlotCache,
         catalog: Catalog,
         readers: Readers,
         lock: threading.RLock,
         mend: Callable[[], None] = lambda: None,
     ) -> None:
-        self.landing, self.catalog, self.readers = landing, catalog, readers
+        self.cache, self.catalog, self.readers = cache, catalog, readers
         self.lock, self._mend_engine = lock, mend
         self.read_bytes = 0
-        self.under_way: dict[ExpertKey, tuple[Flight, int]] = {}  # by expert: its transfer, and the slot held for it
-        self.row_of: Callable[[int], int] = lambda slot: slot  # where a slot lies in memory
+        self.under_way: dict[ExpertKey, tuple[Flight, int]] = {}  # by expert: its transfer, and the row reserved for it
         self.before_reading: Callable[[], None] = lambda: None  # waits until what was evicted is not read any more
         self._batches: list[Batch] = []
 
@@ -91,23 +90,23 @@ class BackgroundReader:
     def _bring(self, batch: Batch, keys: Sequence[ExpertKey], *, pin: bool, evict: bool) -> None:
         with self.lock:
             self._mend_engine()
-            held = self.landing.hold_all(keys, evict=evict, owner=batch)
+            held = self.cache.reserve(keys, evict=evict, owner=batch)
             for key in sorted(held, key=self._place):  # in the order in which they lie on disk
                 batch.flights[key] = Flight()
-            self.under_way.update({key: (batch.flights[key], slot) for key, slot in held.items()})
+            self.under_way.update({key: (batch.flights[key], row) for key, row in held.items()})
         if evict:
             self.before_reading()
         self._send(batch, held)
-        failed = [error for key, slot in held.items() if (error := self._take(batch, key, slot, pin)) is not None]
+        failed = [error for key in held if (error := self._take(batch, key, pin)) is not None]
         if failed:
             raise failed[0]
 
     def _send(self, batch: Batch, held: dict[ExpertKey, int]) -> None:
         for key, flight in batch.flights.items():
             self.read_bytes += self.catalog.layers[key.layer].read_bytes(key.expert)
-            self.readers.start(flight, [self._load(key, held[key])], Rank.BACKGROUND)
+            self.readers.start(flight, [Load(key.layer, key.expert, held[key])], Rank.BACKGROUND)
 
-    def _take(self, batch: Batch, key: ExpertKey, slot: int, pin: bool) -> HotsetError | None:
+    def _take(self, batch: Batch, key: ExpertKey, pin: bool) -> HotsetError | None:
         """Wait for an expert and give it its slot; a failed read empties the slot again, and the others go on."""
         failed = None
         try:
@@ -118,14 +117,11 @@ class BackgroundReader:
         with self.lock:
             self._mend_engine()
             if failed is None:
-                self.landing.seat(key, slot, pin=pin)
+                self.cache.commit(key, pin=pin)
             else:
-                self.landing.give_back(key, slot)
+                self.cache.cancel(key)
             self.under_way.pop(key, None)
         return failed
-
-    def _load(self, key: ExpertKey, slot: int) -> Load:
-        return Load(key.layer, key.expert, self.row_of(slot))
 
     def _place(self, key: ExpertKey) -> tuple[int, int]:
         segments = self.catalog.layers[key.layer].experts[key.expert]
@@ -139,7 +135,7 @@ class BackgroundReader:
             self._give_back(batch)
 
     def _give_back(self, batch: Batch) -> None:
-        self.landing.give_back_all(batch)
+        self.cache.cancel_all(batch)
         for key in batch.flights:
             self.under_way.pop(key, None)
 
@@ -167,7 +163,7 @@ class BackgroundReader:
             yield batch
 
     def _wanted(self, key: ExpertKey) -> bool:
-        table = self.landing.controller.table
+        table = self.cache.table
         return bool(table.slot_of[key] < 0 and table.num_free[table.group_of[key.layer]])
 
 

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
-from hotset.cache.landing import Landing
 from hotset.engine.kernels.cpu import SlotExperts
+from hotset.engine.slots import Loads, SlotCache
 from hotset.errors import BudgetError, ClosedError, HotsetError, StoreError
 from hotset.runtime.ahead import AheadSlots
 from hotset.runtime.background import BATCH_BYTES, Warmer
@@ -31,7 +31,6 @@ from hotset.store.catalog import Bytes
 from hotset.trace import Phase
 
 Tensor = torch.Tensor
-Loads = npt.NDArray[np.int32]
 LoadListener = Callable[[int, Loads], None]
 """Told of every event that had to load: its layer, and rows of expert, slot, layer and expert that left."""
 
@@ -62,7 +61,7 @@ class CachingEngine(Engine):
         super().__init__(controller)
         self.catalog = catalog
         self.listener: LoadListener | None = None
-        self.landing = Landing(controller)
+        self.cache = SlotCache(controller)
         self.ahead: AheadSlots[Any] | None = None
         self.guesser: Guesser | None = None
         self.warmer: Warmer | None = None
@@ -122,24 +121,23 @@ class CachingEngine(Engine):
         self._begun = None
 
     def _serve(self, step: Step, layer: int, event: LiveEvent) -> None:
-        absent = event.experts[self.controller.table.slot_of[layer, event.experts] < 0]
-        self.recorded(Begun(layer, absent), lambda: self._serve_begun(step, layer, event))
+        self.recorded(
+            Begun(layer, self.cache.absent(layer, event.experts)), lambda: self._serve_begun(step, layer, event)
+        )
 
     def _serve_begun(self, step: Step, layer: int, event: LiveEvent) -> None:
         stalled_s = self.clock.stall_s
         guessed = None if self.ahead is None else (self.ahead.counts.in_time, self.ahead.counts.late)
         self.serve_request(step.first_request, layer)
-        missing = self.controller.route(
-            layer, event.experts, event.counts, event.tokens, step.phase, step.first_request
-        )
-        loads = self.controller.table.loads[:missing].copy()
-        if missing:
-            self._fetch(step, layer, event, loads)
+        placement = self.cache.look_up(layer, event.experts, event.counts, event.tokens, step.phase, step.first_request)
+        if len(placement.loads):
+            self._fetch(step, layer, event, placement.loads)
         else:
             if self.ahead is not None:
                 self.ahead.claim(layer, ())  # guesses for this layer were wrong, or not needed
             self.look_ahead(step, layer, event)
             self.compute(layer, event, None)
+        self.cache.release(placement)
         if guessed is not None:
             self._note_payoff(step, layer, self.clock.stall_s - stalled_s, guessed)
 
@@ -158,8 +156,8 @@ class CachingEngine(Engine):
             if self._serving.locked():  # by this thread, since it has the lock
                 raise HotsetError("the model was called while it computes: not from a signal handler or a hook")
             self.stop_transfers()
-            lost = [expert for expert in begun.absent.tolist() if expert not in begun.arrived]
-            self.controller.drop(ExpertKey(begun.layer, expert) for expert in lost)
+            self.cache.recover()
+            self.cache.invalidate(begun.layer, [one for one in begun.absent.tolist() if one not in begun.arrived])
             self._begun = None
         self.controller.rebuild()
         self.mend_background()
@@ -210,7 +208,7 @@ class CachingEngine(Engine):
 
     def _is_near(self, key: ExpertKey) -> bool:
         """Whether an expert need not be guessed: it is here, or on its way."""
-        return bool(self.controller.table.slot_of[key] >= 0) or (self.ahead is not None and key in self.ahead)
+        return self.cache.is_resident(key) or (self.ahead is not None and key in self.ahead)
 
     def controllers(self) -> list[Controller]:
         """The caches that hold experts, the fastest first."""
@@ -260,7 +258,7 @@ class CachingEngine(Engine):
         with self._lock:
             self.mend()
             self.controller.changing()
-            here = {key for key in keys if self.controller.table.slot_of[key] >= 0}
+            here = {key for key in keys if self.cache.is_resident(key)}
             self.controller.pin(here)
         return [key for key in keys if key not in here]
 
@@ -293,17 +291,13 @@ class CachingEngine(Engine):
             count.resident += len(here)
             count.fetched += len(absent)
             count.fetched_bytes += sum(source.read_bytes(expert) for expert in absent)
-            rows = self.rows_of(layer, here)
+            rows = self.cache.rows_of(layer, here).tolist()
 
             def meanwhile() -> None:
                 if len(here):
                     work(here.tolist(), rows)
 
             self.recorded(Begun.nothing(), lambda: self.pass_through(layer, absent, work, meanwhile))
-
-    @abstractmethod
-    def rows_of(self, layer: int, experts: npt.NDArray[np.int32]) -> list[int]:
-        """Where resident experts lie in memory."""
 
     @abstractmethod
     def pass_through(self, layer: int, experts: list[int], work: Work, meanwhile: Callable[[], None]) -> None:

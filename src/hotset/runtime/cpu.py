@@ -13,10 +13,11 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.engine.kernels.cpu import SlotExperts
 from hotset.engine.kernels.spec import ExpertSpec
+from hotset.engine.slots import Loads
 from hotset.runtime.ahead import AheadOfDisk, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import BackgroundReader
-from hotset.runtime.caching import Begun, CachingEngine, Loads, Work, mending
+from hotset.runtime.caching import Begun, CachingEngine, Work, mending
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
@@ -42,30 +43,25 @@ class CpuEngine(CachingEngine):
     ) -> None:
         super().__init__(controller, catalog)
         plan = controller.plan
-        self.arena = Arena.in_ram(plan.cached + plan.staging + plan.ahead, catalog.slot_bytes, force=force)
+        self.arena = Arena.in_ram(self.cache.num_rows, catalog.slot_bytes, force=force)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads)
         self.layers = [
             SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
         ]
-        # Where the slots lie: a guess that comes true brings its own row, and takes that of the slot in exchange.
-        self._row_of = np.arange(plan.cached)
-        self._staging = list(range(plan.cached, plan.cached + plan.staging))
         if plan.ahead:
-            self.ahead = AheadOfDisk(range(plan.cached + plan.staging, self.arena.slots), catalog, self.readers)
+            self.ahead = AheadOfDisk(self.cache, catalog, self.readers)
         self._claimed: dict[int, Guess[Flight]] = {}
-        self._background = BackgroundReader(self.landing, catalog, self.readers, self._lock, mending(weakref.ref(self)))
-        self._background.row_of = lambda slot: int(self._row_of[slot])
+        self._background = BackgroundReader(self.cache, catalog, self.readers, self._lock, mending(weakref.ref(self)))
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
-        slot_of = self.controller.table.slot_of[layer]
         if which is None and event.single:
             # One token whose experts are all here: computed in the router's order, nothing has to be put in its place.
-            rows = self._row_of[slot_of[event.flat]].tolist()
+            rows = self.cache.rows_of(layer, event.flat).tolist()
             event.take(self.layers[layer](event.hidden, rows, range(1, len(rows) + 1)))
             return
         experts = event.experts if which is None else event.experts[which]
-        self._compute_in(layer, event, which, self._row_of[slot_of[experts]].tolist())
+        self._compute_in(layer, event, which, self.cache.rows_of(layer, experts).tolist())
 
     def _compute_in(self, layer: int, event: LiveEvent, which: Which, rows: Sequence[int]) -> None:
         pairs, ends = event.places(which)
@@ -77,7 +73,7 @@ class CpuEngine(CachingEngine):
     def fetch_and_compute(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Bring in what is missing and compute everything: residents first, the rest as it arrives."""
         order = loads[loads[:, 0].argsort()]
-        free = list(self._staging)
+        free = list(self.cache.staging)
         flight = Flight()
         where, staged = self._begin(layer, flight, order)
         self._send_staged(layer, flight, staged, free, where)
@@ -92,7 +88,7 @@ class CpuEngine(CachingEngine):
             self.arrived.update(arrived)
             rows = [where.pop(expert) for expert in arrived]
             self._compute_in(layer, event, event.positions(arrived), rows)
-            free += [row for row in rows if row in self._staging]
+            free += [row for row in rows if row in self.cache.staging]
             self._give_back(arrived)
             self._send_staged(layer, flight, staged, free, where)
 
@@ -103,9 +99,9 @@ class CpuEngine(CachingEngine):
         for expert, slot in order[:, :2].tolist():
             guess = self._claimed.get(expert)
             if slot >= 0 and guess is not None:
-                guess.row, self._row_of[slot] = int(self._row_of[slot]), guess.row
+                self.cache.claim(slot, guess.row)
             if slot >= 0:
-                where[expert] = int(self._row_of[slot])
+                where[expert] = int(self.cache.rows[slot])
             elif guess is not None:
                 where[expert] = guess.row
         unguessed = [Load(layer, expert, row) for expert, row in where.items() if expert not in self._claimed]
@@ -116,10 +112,11 @@ class CpuEngine(CachingEngine):
         return where, [expert for expert in order[:, 0].tolist() if expert not in where]
 
     def _give_back(self, experts: Sequence[int]) -> None:
-        """Return the rows that guesses came in, or were exchanged for, once their experts are computed."""
+        """Return the rows of guesses that only passed through, once their experts are computed."""
         for expert in experts:
-            if self.ahead is not None and expert in self._claimed:
-                self.ahead.give(self._claimed.pop(expert).row)
+            guess = self._claimed.pop(expert, None)
+            if guess is not None and not self.cache.is_resident(guess.key):
+                self.cache.return_row(guess.row)
 
     def _send_staged(
         self, layer: int, flight: Flight, staged: list[int], free: list[int], where: dict[int, int]
@@ -137,14 +134,9 @@ class CpuEngine(CachingEngine):
             self.clock.loaded_bytes += sum(source.read_bytes(load.expert) for load in loads)
             self.readers.start(flight, loads)
 
-    def rows_of(self, layer: int, experts: npt.NDArray[np.int32]) -> list[int]:
-        """Where resident experts lie in memory."""
-        rows: list[int] = self._row_of[self.controller.table.slot_of[layer, experts]].tolist()
-        return rows
-
     def pass_through(self, layer: int, experts: list[int], work: Work, meanwhile: Callable[[], None]) -> None:
         """Bring experts into staging and work with them, and do something else while the first are on their way."""
-        flight, free, where = Flight(), list(self._staging), dict[int, int]()
+        flight, free, where = Flight(), list(self.cache.staging), dict[int, int]()
         try:
             self._send_through(layer, flight, experts, free, where)
             meanwhile()
@@ -177,12 +169,12 @@ class CpuEngine(CachingEngine):
         with self._lock:
             self.mend()
             self.recorded(Begun.nothing(), lambda: self._stage(layer, expert))
-        block: Bytes = self.arena.rows()[self._staging[0]]
+        block: Bytes = self.arena.rows()[self.cache.staging[0]]
         return block
 
     def _stage(self, layer: int, expert: int) -> None:
         flight = Flight()
-        self.readers.start(flight, [Load(layer, expert, self._staging[0])])
+        self.readers.start(flight, [Load(layer, expert, self.cache.staging[0])])
         flight.take()
 
     def bring_in(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
@@ -206,8 +198,7 @@ class CpuEngine(CachingEngine):
         self.readers.call_off()
         self._claimed = {}
         if self.ahead is not None:
-            taken = {*self._row_of.tolist(), *self._staging}
-            self.ahead.reset([row for row in range(self.arena.slots) if row not in taken])
+            self.ahead.reset()
 
     def mend_background(self) -> None:
         """Give back slots held for experts that a thread was interrupted in bringing."""

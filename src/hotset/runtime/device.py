@@ -15,10 +15,11 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.engine.kernels.cpu import SlotExperts, SlotLinear
 from hotset.engine.kernels.spec import ExpertSpec
+from hotset.engine.slots import Loads
 from hotset.runtime.ahead import AheadSlots, Guess
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import Batch, forget, is_left, left_of
-from hotset.runtime.caching import Begun, CachingEngine, Loads, Work, mending
+from hotset.runtime.caching import Begun, CachingEngine, Work, mending
 from hotset.runtime.event import LiveEvent, Which
 from hotset.runtime.host import HostTier
 from hotset.runtime.pinned import page_lock
@@ -69,17 +70,15 @@ class DeviceEngine(CachingEngine):
         self.device = device
         self.host = host
         self.kernel = kernel
-        self.arena = Arena.on_device(plan.cached + plan.staging + plan.ahead, catalog.slot_bytes, device)
+        self.arena = Arena.on_device(self.cache.num_rows, catalog.slot_bytes, device)
         self.layers = [
             SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
         ]
         self._rows = self.arena.memory.view(self.arena.slots, catalog.slot_bytes)
         self._host_rows = host.arena.memory.view(host.arena.slots, catalog.slot_bytes)
         self.streams = Streams(device)
-        # Where the slots lie: a guess that comes true brings its own row, and takes that of the slot in exchange.
-        self._row_of = np.arange(plan.cached + plan.staging, dtype=np.int32)
         if plan.ahead:
-            self.ahead = AheadOfHost(range(plan.cached + plan.staging, self.arena.slots), self)
+            self.ahead = AheadOfHost(self)
         self._passing: dict[int, Guess[Copy]] = {}
         self.pinned = pinned or (device.type == "cuda" and page_lock(host.arena, device))
         host.before_reading = self.streams.wait_for_copies
@@ -98,7 +97,7 @@ class DeviceEngine(CachingEngine):
 
     def _rows_of(self, layer: int, experts: Any) -> Any:
         """Where experts lie: in their slots, or where a guess has brought them that only pass through."""
-        rows = self._row_of[self.controller.table.slot_of[layer, experts]]
+        rows = self.cache.rows_of(layer, experts)
         for expert, guess in self._passing.items():
             rows[experts == expert] = guess.row
         return rows
@@ -163,9 +162,8 @@ class DeviceEngine(CachingEngine):
             if slot < 0:
                 self._passing[expert] = guess
             else:
-                row, self._row_of[slot] = int(self._row_of[slot]), guess.row
+                self.cache.claim(slot, guess.row)
                 self.arrived.add(expert)  # not before: the row that the slot had holds another expert
-                self.ahead.give(row)
         for flight in {guess.flight for guess in claimed.values()}:
             if not flight.settled:
                 self.streams.arithmetic_waits_for(flight.landed)
@@ -174,8 +172,7 @@ class DeviceEngine(CachingEngine):
     def _give_back(self) -> None:
         """Return the rows of guesses that only passed through; nobody fills them before the next event's sync."""
         for guess in self._passing.values():
-            assert self.ahead is not None  # noqa: S101 - it brought the guess
-            self.ahead.give(guess.row)
+            self.cache.return_row(guess.row)
         self._passing.clear()
 
     def _copy_then_compute(self, step: Step, layer: int, event: LiveEvent, group: Group) -> None:
@@ -211,9 +208,9 @@ class DeviceEngine(CachingEngine):
 
     def _groups(self, order: Loads, together: bool) -> list[Group]:
         """What travels together: seated experts, then staged ones in two alternating halves of the staging."""
-        cached, staging = self.controller.plan.cached, self.controller.plan.staging
+        cached, staging = self.cache.staging.start, len(self.cache.staging)
         seated = order[order[:, 1] >= 0]
-        seated[:, 1] = self._row_of[seated[:, 1]]
+        seated[:, 1] = self.cache.rows[seated[:, 1]]
         staged = order[order[:, 1] < 0, 0].tolist()
         if together and len(staged) <= staging:
             slots = seated[:, 1].tolist() + list(range(cached, cached + len(staged)))
@@ -251,11 +248,6 @@ class DeviceEngine(CachingEngine):
                 self._rows[target[expert], :used_bytes].copy_(self._host_rows[row, :used_bytes], non_blocking=True)
             self.arrived.add(expert)
             began = time.perf_counter()
-
-    def rows_of(self, layer: int, experts: npt.NDArray[np.int32]) -> list[int]:
-        """Where resident experts lie in memory."""
-        rows: list[int] = self._row_of[self.controller.table.slot_of[layer, experts]].tolist()
-        return rows
 
     def pass_through(self, layer: int, experts: list[int], work: Work, meanwhile: Callable[[], None]) -> None:
         """Bring experts into staging and work with them, and do something else while the first are on their way."""
@@ -297,7 +289,7 @@ class DeviceEngine(CachingEngine):
         self._compute_in(layer, event, np.array(experts, np.int32), np.array(rows, np.int32))
 
     def copy_ahead(self, row: int, source: int, used_bytes: int) -> None:
-        """Copy a slot of the RAM tier to a row, on the stream of whoever calls."""
+        """Copy a row of the RAM tier to a row, on the stream of whoever calls."""
         self._rows[row, :used_bytes].copy_(self._host_rows[source, :used_bytes], non_blocking=True)
 
     def fetch(self, layer: int, expert: int) -> Bytes:
@@ -334,25 +326,24 @@ class DeviceEngine(CachingEngine):
         return copied
 
     def _copy_batch(self, batch: Batch, keys: Sequence[ExpertKey], pin: bool) -> int:
-        slot_of = self.host.controller.table.slot_of
         with self._lock:
             self.mend()
             if pin:
                 self.streams.wait_for_all()  # what leaves may still be computed with
             self.controller.changing()
-            held = self.landing.hold_all([key for key in keys if slot_of[key] >= 0], evict=pin, owner=batch)
+            held = self.cache.reserve([key for key in keys if self.host.cache.is_resident(key)], evict=pin, owner=batch)
             with self.streams.copying():
-                for key, slot in held.items():
+                for key, row in held.items():
                     used = self.catalog.layers[key.layer].layout.used_bytes
-                    row = int(self._row_of[slot])
-                    self._rows[row, :used].copy_(self._host_rows[slot_of[key], :used], non_blocking=True)
+                    source = int(self.host.cache.rows_of(*key))
+                    self._rows[row, :used].copy_(self._host_rows[source, :used], non_blocking=True)
                     self._background_bytes += used
             landed = self.streams.mark_copies()
         self.streams.block_until(landed)
         with self._lock:
             self.mend()
             self.controller.changing()
-            return sum(self.landing.seat(key, slot, pin=pin) for key, slot in held.items())
+            return sum(self.cache.commit(key, pin=pin) for key in held)
 
     def load_bytes(self) -> npt.NDArray[np.int64]:
         """What is copied for each expert: [layers, experts]."""
@@ -370,7 +361,7 @@ class DeviceEngine(CachingEngine):
         self.host.mend()
         self._passing = {}
         if self.ahead is not None:
-            self.ahead.reset(sorted(set(range(self.arena.slots)) - set(self._row_of.tolist())))
+            self.ahead.reset()
 
     def mend_background(self) -> None:
         """Give back slots held for experts that a thread was interrupted in bringing."""
@@ -379,7 +370,7 @@ class DeviceEngine(CachingEngine):
         if is_left(self._copying_in):
             self.streams.wait_for_copies()
             for batch in left_of(self._copying_in):
-                self.landing.give_back_all(batch)
+                self.cache.cancel_all(batch)
                 forget(self._copying_in, batch)
 
     def driven(self) -> dict[str, str]:
@@ -435,8 +426,8 @@ class Copy:
 class AheadOfHost(AheadSlots[Copy]):
     """Guesses that are copied from the RAM tier on a stream of their own."""
 
-    def __init__(self, rows: Sequence[int], engine: DeviceEngine) -> None:
-        super().__init__(rows)
+    def __init__(self, engine: DeviceEngine) -> None:
+        super().__init__(engine.cache)
         self._engine = weakref.proxy(engine)
         self._departing = Copy()
 
@@ -451,13 +442,13 @@ class AheadOfHost(AheadSlots[Copy]):
 
     def prepare(self, key: ExpertKey, row: int) -> Guess[Copy] | None:
         """A guess that is copied, if the RAM tier has the expert."""
-        if self._engine.host.controller.table.slot_of[key] < 0:
+        if not self._engine.host.cache.is_resident(key):
             return None
         return Guess(key, row, self._departing, self._engine.catalog.layers[key.layer].layout.used_bytes)
 
     def depart(self, guess: Guess[Copy]) -> None:
         """Copy an expert to its row."""
-        source = int(self._engine.host.controller.table.slot_of[guess.key])
+        source = int(self._engine.host.cache.rows_of(*guess.key))
         self._engine.copy_ahead(guess.row, source, guess.size_bytes)
 
 

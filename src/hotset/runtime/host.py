@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from hotset.cache.controller import Controller
-from hotset.cache.landing import Landing
 from hotset.cache.plan import SlotPlan
+from hotset.engine.slots import Loads, SlotCache
 from hotset.policies import Policy
 from hotset.runtime.arena import Arena
 from hotset.runtime.background import BackgroundReader
@@ -20,8 +19,6 @@ from hotset.trace import Phase
 from hotset.transfer import Flight, Readers
 from hotset.transfer.readers import Load
 
-Loads = npt.NDArray[np.int32]
-
 
 class HostTier:
     """Experts in host memory; what is asked for and not there is read from disk."""
@@ -30,8 +27,8 @@ class HostTier:
         self, catalog: Catalog, plan: SlotPlan, policy: Policy, *, threads: int = 0, force: bool = False
     ) -> None:
         self.catalog = catalog
-        self.controller = Controller(plan, policy)
-        self.arena = Arena.in_ram(plan.cached + plan.staging, catalog.slot_bytes, force=force)
+        self.cache = SlotCache(Controller(plan, policy))
+        self.arena = Arena.in_ram(self.cache.num_rows, catalog.slot_bytes, force=force)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads) if catalog.files else None
         self.read_bytes = 0
         self.before_reading: Callable[[], None] = lambda: None  # waits until no copy out of these slots is under way
@@ -39,25 +36,29 @@ class HostTier:
         self._flight = Flight()
         self._begun: tuple[int, list[int]] | None = None  # the layer of an event, and the experts that were absent
         self._background: BackgroundReader | None = None
-        self.landing = Landing(self.controller)
+
+    @property
+    def controller(self) -> Controller:
+        """The cache of the tier under its policy."""
+        return self.cache.controller
 
     def background(self, lock: threading.RLock, mend: Callable[[], None]) -> BackgroundReader | None:
         """What reads experts into this tier while no event waits; None where everything came from memory."""
         if self.readers is not None and self._background is None:
-            self._background = BackgroundReader(self.landing, self.catalog, self.readers, lock, mend)
+            self._background = BackgroundReader(self.cache, self.catalog, self.readers, lock, mend)
         return self._background
 
     def where(self, layer: int, experts: list[int]) -> list[int] | None:
-        """The slots of experts, where the tier holds every expert for good and has read these; else None."""
+        """The rows of experts, where the tier holds every expert for good and has read these; else None."""
         if not self._holds_all:
             return None
-        slots = self.controller.table.slot_of[layer, experts]
-        return None if (slots < 0).any() else slots.tolist()
+        slots = self.cache.table.slot_of[layer, experts]
+        return None if (slots < 0).any() else self.cache.rows[slots].tolist()
 
     def bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
-        """Yield every expert with the slot that holds it, as soon as it does.
+        """Yield every expert with the row that holds it, as soon as it does.
 
-        A slot is good until the next expert is asked for that must be read, which waits for the copies out of it.
+        A row is good until the next expert is asked for that must be read, which waits for the copies out of it.
         """
         step = self.controller.plan.staging or len(experts)
         for at in range(0, len(experts), step):
@@ -65,17 +66,17 @@ class HostTier:
 
     def _bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
         """Yield as many experts as there is staging for: those in memory first; `mend` is for what breaks it off."""
-        slot_of = self.controller.table.slot_of[layer]
-        self._begun = layer, [expert for expert in experts if slot_of[expert] < 0]
+        self._begun = layer, self.cache.absent(layer, np.array(experts, np.int32)).tolist()
         self._flight = Flight()
         coming = self._coming(layer, experts)
         loads = self._look_up(layer, [(e, n) for e, n in zip(experts, counts, strict=True) if e not in coming], phase)
         absent = set(loads[:, 0].tolist())
         where = self._send(layer, loads)
-        for expert, (flight, slot) in coming.items():
+        for expert, (flight, row) in coming.items():
             flight.join(self._flight)
-            where[expert] = slot
-        yield from ((expert, int(slot_of[expert])) for expert in experts if expert not in absent | coming.keys())
+            where[expert] = row
+        here = [expert for expert in experts if expert not in absent | coming.keys()]
+        yield from zip(here, self.cache.rows_of(layer, here).tolist(), strict=True)
         while where:
             for expert in self._flight.take():
                 yield expert, where.pop(expert)
@@ -90,7 +91,8 @@ class HostTier:
             if self.readers is not None:
                 self.readers.call_off()
             layer, absent = self._begun
-            self.controller.drop(ExpertKey(layer, expert) for expert in absent)
+            self.cache.recover()
+            self.cache.invalidate(layer, absent)
             self._begun = None
         self.controller.rebuild()
 
@@ -110,20 +112,20 @@ class HostTier:
         if not counted:
             return np.zeros((0, 4), np.int32)
         experts, counts = np.array(counted, np.int32).T.copy()
-        missing = self.controller.route(layer, experts, counts, 1, phase)
-        loads: Loads = self.controller.table.loads[:missing].copy()
-        return loads
+        placement = self.cache.look_up(layer, experts, counts, 1, phase)
+        self.cache.release(placement)  # rows are read from until the next reads wait for the copies out of them
+        return placement.loads
 
     def _send(self, layer: int, loads: Loads) -> dict[int, int]:
-        """Start to read what is missing, into its slot or one of the staging; returns slots by expert."""
-        staging = iter(range(self.controller.plan.cached, self.arena.slots))
-        where = {int(e): int(slot) if slot >= 0 else next(staging) for e, slot in loads[:, :2]}
+        """Start to read what is missing, into its slot or into staging; returns rows by expert."""
+        staging = iter(self.cache.staging)
+        where = {e: int(self.cache.rows[slot]) if slot >= 0 else next(staging) for e, slot in loads[:, :2].tolist()}
         if where:
             self.before_reading()
             source = self.catalog.layers[layer]
             self.read_bytes += sum(source.read_bytes(expert) for expert in where)
             assert self.readers is not None  # noqa: S101 - a tier without files holds everything
-            self.readers.start(self._flight, [Load(layer, expert, slot) for expert, slot in where.items()])
+            self.readers.start(self._flight, [Load(layer, expert, row) for expert, row in where.items()])
         return where
 
     def seat_all(self) -> None:

@@ -181,9 +181,9 @@ class GraphEngine(DeviceEngine):
         shape, state = self.shape, None
         if self.ahead is not None and self.can_guess:
             self.ahead.clear()
-            state = AheadState.of(self.ahead.rows, shape.layers, shape.experts, shape.top_k, self.device)
-        rows = torch.from_numpy(self._row_of[: self.controller.plan.cached]).to(self.device, copy=True)
-        host_rows = torch.from_numpy(where.astype(np.int32)).to(self.device)
+            state = AheadState.of(self.cache.prefetch_rows, shape.layers, shape.experts, shape.top_k, self.device)
+        rows = torch.from_numpy(self.cache.rows).to(self.device, copy=True)
+        host_rows = torch.from_numpy(self.host.cache.rows[where]).to(self.device)
         return Shared(DeviceTable.upload(self.controller, self.device), rows, host_rows, state, self.next_gate)
 
     @property
@@ -211,10 +211,11 @@ class GraphEngine(DeviceEngine):
             return
         shared, state = self._shared, self._shared.ahead
         shared.table.refresh(self.controller)
-        shared.row_of.copy_(torch.from_numpy(self._row_of[: self.controller.plan.cached]))
+        shared.row_of.copy_(torch.from_numpy(self.cache.rows))
         if state is not None and self.ahead is not None:
             self.ahead.clear()
-            state.ahead_row.view(-1).copy_(torch.tensor(self.ahead.rows[: state.ahead_row.numel()], dtype=torch.int32))
+            rows = self.cache.prefetch_rows[: state.ahead_row.numel()]
+            state.ahead_row.view(-1).copy_(torch.tensor(rows, dtype=torch.int32))
         self._handed = mark
 
     def _changes(self) -> tuple[Any, ...]:
@@ -303,9 +304,7 @@ class GraphEngine(DeviceEngine):
     def _take_rows_back(self, shared: Shared) -> None:
         if shared.ahead is None or self.ahead is None:
             return
-        self._row_of[: self.controller.plan.cached] = shared.row_of.cpu().numpy()
-        changed = shared.ahead.ahead_row.flatten().tolist()
-        self.ahead.rows[: len(changed)] = changed
+        self.cache.restore_rows(shared.row_of.cpu().numpy(), shared.ahead.ahead_row.flatten().tolist())
 
     @contextmanager
     def _minding_faults(self) -> Iterator[None]:

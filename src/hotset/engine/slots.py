@@ -1,0 +1,168 @@
+"""Which experts are resident, and in which row of memory each of them lies.
+
+A *slot* is a number in the policy's table. A *row* is a piece of memory of an arena. `SlotCache` alone knows which row
+a slot has: an expert that was prefetched is claimed by exchanging its row for that of the slot it is given, so the map
+changes while experts come and go. It knows no tensors, files or streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.cache.controller import Controller
+from hotset.cache.landing import Landing
+from hotset.cache.table import Table
+from hotset.errors import HotsetError
+from hotset.shape import ExpertKey
+from hotset.trace import Phase
+
+Ints = npt.NDArray[np.int32]
+Loads = npt.NDArray[np.int32]
+"""[loads, 4]: expert, slot or -1 if it only passes through staging, layer and expert evicted or -1."""
+
+CHANGED = ("slot_of", "layer_in", "expert_in", "num_free", "resident", "last", "passes", "clock")
+"""What events change in the table; the rest is only read. Counters and statistics stay on the host."""
+
+
+class Placement(NamedTuple):
+    """Where the experts of one event lie, or will lie; their rows are in use until the placement is released."""
+
+    layer: int
+    experts: Ints  # rising
+    rows: Ints  # of each expert; -1 for one that has no slot and passes through staging
+    loads: Loads  # in the policy's order
+
+
+class CacheState(NamedTuple):
+    """All that a device needs to go on from where the host is, and the other way."""
+
+    table: Any  # of arrays, or what `CHANGED` names of them
+    policy: Any  # the state of the policy
+    rows: Any  # int32 [slots], the row of each slot
+    prefetch_rows: Any  # int32 [prefetch rows]
+
+
+class SlotCache:
+    """The slots of one tier under one policy, the rows that they lie in, and the rows for staging and prefetch.
+
+    Callers see to it that no two of them change it at once.
+    """
+
+    def __init__(self, controller: Controller) -> None:
+        plan = controller.plan
+        self.controller = controller
+        self.landing = Landing(controller)
+        self.rows: Ints = np.arange(plan.cached, dtype=np.int32)
+        self.staging = range(plan.cached, plan.cached + plan.staging)
+        self.num_rows = plan.cached + plan.staging + plan.ahead
+        self._prefetch_rows = list(range(self.staging.stop, self.num_rows))
+        self._in_use: list[Placement] = []
+
+    @property
+    def table(self) -> Table:
+        """The policy's table of slots."""
+        return self.controller.table
+
+    def look_up(
+        self, layer: int, experts: Ints, counts: Ints, tokens: int, phase: Phase, request: int = 0
+    ) -> Placement:
+        """Serve one event: its experts are protected together, and those that are missing get slots, or staging."""
+        missing = self.controller.route(layer, experts, counts, tokens, phase, request)
+        slots = self.table.slot_of[layer, experts]
+        rows = self.rows[slots]
+        if missing:
+            rows[slots < 0] = -1
+        placement = Placement(layer, experts, rows, self.table.loads[:missing].copy())
+        self._in_use.append(placement)
+        return placement
+
+    def release(self, placement: Placement) -> None:
+        """Say that nothing is computed any more with the rows of an event."""
+        self._in_use = [one for one in self._in_use if one is not placement]
+
+    def absent(self, layer: int, experts: Ints) -> Ints:
+        """Those of some experts that are not resident."""
+        found: Ints = experts[self.table.slot_of[layer, experts] < 0]
+        return found
+
+    def rows_of(self, layer: int, experts: Any) -> Ints:
+        """The rows of experts that are resident."""
+        found: Ints = self.rows[self.table.slot_of[layer, experts]]
+        return found
+
+    def is_resident(self, key: ExpertKey) -> bool:
+        """Whether an expert has a slot, and its bytes are there or awaited by an event."""
+        return bool(self.table.slot_of[key] >= 0)
+
+    def claim(self, slot: int, row: int) -> None:
+        """Let a slot lie in the row that its expert was prefetched into; the slot's own row is for prefetch then."""
+        freed, self.rows[slot] = int(self.rows[slot]), row
+        self._prefetch_rows.append(freed)
+
+    @property
+    def prefetch_rows(self) -> list[int]:
+        """The rows that could be prefetched into now."""
+        return self._prefetch_rows
+
+    def take_row(self) -> int | None:
+        """A row to prefetch an expert into; None if there is none."""
+        return self._prefetch_rows.pop() if self._prefetch_rows else None
+
+    def return_row(self, row: int) -> None:
+        """Have a row for prefetch again: what it held was cancelled, or computed and given no slot."""
+        self._prefetch_rows.append(row)
+
+    def reserve(self, keys: Iterable[ExpertKey], *, evict: bool = False, owner: object = None) -> dict[ExpertKey, int]:
+        """Reserve a slot for each expert that needs one and finds one, and return their rows.
+
+        With `evict` the expert of the lowest score makes room; not while an event computes with its row.
+        """
+        slots = self.landing.hold_all(keys, evict=evict and not self._in_use, owner=owner)
+        return {key: int(self.rows[slot]) for key, slot in slots.items()}
+
+    def commit(self, key: ExpertKey, *, pin: bool = False) -> bool:
+        """Give an expert that has arrived the slot reserved for it; false if it came another way meanwhile."""
+        return self.landing.seat(key, self.controller.coming[key].slot, pin=pin)
+
+    def cancel(self, key: ExpertKey) -> None:
+        """Free the slot that is reserved for an expert."""
+        self.landing.give_back(key, self.controller.coming[key].slot)
+
+    def cancel_all(self, owner: object) -> None:
+        """Free all slots that are reserved for one owner."""
+        self.landing.give_back_all(owner)
+
+    def invalidate(self, layer: int, experts: Sequence[int]) -> None:
+        """Empty the slots of experts whose bytes never arrived."""
+        self.controller.drop(ExpertKey(layer, expert) for expert in experts)
+
+    def recover(self) -> None:
+        """After an event that was broken off, once nothing is written to any row: take back all that it had in use."""
+        self._in_use = []
+        taken = {*self.rows.tolist(), *self.staging}
+        self._prefetch_rows = [row for row in range(self.num_rows) if row not in taken]
+
+    def snapshot(self) -> CacheState:
+        """The state of the cache, not copied, for a device to go on from; refused while slots are reserved."""
+        if self.controller.coming:
+            raise HotsetError("experts are on their way to slots reserved for them: wait until they have arrived")
+        rows = np.array(self._prefetch_rows, np.int32)
+        return CacheState(self.table, self.controller.state, self.rows, rows)
+
+    def restore(self, state: CacheState) -> None:
+        """Go on from where a device was; its table may lack what events do not change."""
+        for name in CHANGED:
+            np.copyto(getattr(self.table, name), getattr(state.table, name))
+        for mine, theirs in zip(self.controller.state, state.policy, strict=True):
+            np.copyto(mine, theirs)
+        self.restore_rows(state.rows, state.prefetch_rows)
+
+    def restore_rows(self, rows: Any, prefetch_rows: Any) -> None:
+        """Take over the rows of the slots and of prefetch, some of which were exchanged elsewhere."""
+        np.copyto(self.rows, rows)
+        changed = list(map(int, prefetch_rows))
+        self._prefetch_rows[: len(changed)] = changed
