@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are defined
 
+from hotset.models.patches import decode_attention_used  # noqa: E402
 from hotset.runtime.graph import attention  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
@@ -306,7 +307,7 @@ def test_models_decode_as_stock_does(family: str, implementation: str, calls: li
     cache = prefilled(model, ids, mask)
     before = step(model, ids, mask, cache)
     assert not calls
-    with attention.using_decode_attention(model):
+    with decode_attention_used(model):
         ours = step(model, ids, mask, cache)
     assert len(calls) == model.config.num_hidden_layers
     assert {shape[2] for shape in calls} == {40}
@@ -320,7 +321,7 @@ def test_rolling_caches(family: str, calls: list[Any]) -> None:
     ids, mask = prompt()
     cache = prefilled(model, ids, mask)
     before = step(model, ids, mask, cache)
-    with attention.using_decode_attention(model):
+    with decode_attention_used(model):
         ours = step(model, ids, mask, cache)
     assert 8 in {shape[2] for shape in calls}
     torch.testing.assert_close(ours, before, rtol=1e-4, atol=1e-4)
@@ -331,7 +332,7 @@ def test_families_that_ask_for_the_name_of_the_implementation(calls: list[Any]) 
     ids, mask = prompt()
     cache = prefilled(model, ids, mask)
     before = step(model, ids, mask, cache)
-    with attention.using_decode_attention(model):
+    with decode_attention_used(model):
         ours = step(model, ids, mask, cache)
     assert calls
     torch.testing.assert_close(ours, before, rtol=1e-4, atol=1e-4)
@@ -340,11 +341,11 @@ def test_families_that_ask_for_the_name_of_the_implementation(calls: list[Any]) 
 def test_prefill_and_other_models_stay_stock(calls: list[Any]) -> None:
     mine, other = model_of("qwen3_moe"), model_of("mixtral")
     ids, mask = prompt()
-    with attention.using_decode_attention(mine):
+    with decode_attention_used(mine):
         cache, theirs = prefilled(mine, ids, mask), prefilled(other, ids, mask)
         step(other, ids, mask, theirs)
         assert not calls
-        with attention.using_decode_attention(other):
+        with decode_attention_used(other):
             step(other, ids, mask, theirs)
             assert len(calls) == other.config.num_hidden_layers
         calls.clear()
@@ -355,15 +356,3 @@ def test_prefill_and_other_models_stay_stock(calls: list[Any]) -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     assert "get_interface" not in vars(ALL_ATTENTION_FUNCTIONS)
-
-
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
-def test_a_model_may_be_configured_with_our_name(family: str, calls: list[Any]) -> None:
-    attention.register()
-    model = model_of(family)
-    ids, mask = prompt()
-    expected = step(model, ids, mask, prefilled(model, ids, mask))
-    model.set_attn_implementation(attention.NAME)
-    ours = step(model, ids, mask, prefilled(model, ids, mask))
-    assert calls
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)

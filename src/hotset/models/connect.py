@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,15 +11,15 @@ from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.cache.supervisor import Supervisor
 from hotset.compiling import give_triton_a_folder
-from hotset.errors import HotsetError, ModelError
+from hotset.errors import HotsetError
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.account import chunk_bytes, free_bytes
 from hotset.models.budget import AUTO, OFF
 from hotset.models.choose import Settings, host_plan
-from hotset.models.closing import refuse_copies, refuse_in_children
 from hotset.models.footprint import Footprint
 from hotset.models.gates import Gates
 from hotset.models.handle import Handle
+from hotset.models.patches import refuse_copies, refuse_in_children, refuse_saving, show_handle
 from hotset.models.prompt_chunks import PromptChunks
 from hotset.models.site import Forward, Site
 from hotset.models.tap import Tap
@@ -69,8 +69,8 @@ def connect_engine(model: Any, sites: list[Site], engine: CachingEngine, chunks:
         handle.on_release(
             site.install(_forward(engine, handle.tracker, layer, site))
         )  # a closed engine refuses by itself
-    handle.on_release(refuse_in_children(model, engine))
-    _forbid_saving(model, handle)
+    handle.on_release(refuse_in_children(model, engine.owner))
+    handle.on_close(refuse_saving(model))
     return handle
 
 
@@ -183,7 +183,7 @@ def _handle(model: Any, engine: Engine, sites: list[Site], chunks: PromptChunks 
         handle.on_close(chunks.attach(model))  # before the tracker: to it every chunk is a step of its own
     handle.on_close(tracker.attach(model))
     handle.on_release(refuse_copies(model))
-    model.hotset = handle
+    handle.on_release(show_handle(model, handle))
     return handle
 
 
@@ -200,13 +200,3 @@ def _forward(engine: Engine, tracker: StepTracker, layer: int, site: Site) -> Fo
 
     uncompiled: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     return uncompiled
-
-
-def _forbid_saving(model: Any, handle: Handle) -> None:
-    """A model without its experts must not be saved as if it were whole."""
-
-    def save_pretrained(*_: Any, **__: Any) -> NoReturn:
-        raise ModelError("this model's experts are not in memory: hotset.detach(model) first, or copy its checkpoint")
-
-    model.save_pretrained = save_pretrained
-    handle.on_close(lambda: model.__dict__.pop("save_pretrained", None))

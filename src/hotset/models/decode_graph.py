@@ -16,7 +16,7 @@ import torch
 
 from hotset.errors import HotsetError, StopAsked
 from hotset.models.call_values import copied, is_plain, let_go, own, set_lengths, signature_of, tensors_of
-from hotset.models.fused import fused
+from hotset.models.patches import replace_calls, small_parts_fused
 from hotset.models.static_caches import LentCaches, is_static
 from hotset.models.wishes import Wishes
 from hotset.runtime.graph.engine import MAX_TOKENS, GraphEngine, first_line
@@ -31,7 +31,6 @@ WARM_UPS = 2
 """Runs before a capture: kernels are compiled, tuned and given their scratch memory."""
 MOST_GRAPHS = 16
 MOST_IN_A_ROW = 8
-_TAKEN = ("forward", "generate")
 
 
 class Variant(NamedTuple):
@@ -128,7 +127,6 @@ class DecodeGraphs:
         self.caches = LentCaches(model.config)
         self.why_not: str | None = None  # the device does not drive any more
         self._in_a_row = 0  # captures, and calls that would have been some, since a graph was used again
-        self._before: dict[str, Any] = {}  # what the model had in our places
         self._told: set[int | str] = set()  # sizes of batches that were too large, and what keeps the device from steps
         self._calls = Calls()
 
@@ -151,18 +149,16 @@ class DecodeGraphs:
                 if kwargs.get("past_key_values") is None and self.why_not is None:
                     self.caches.keep(given.get("past_key_values"))
 
-        self._before = {name: self.model.__dict__[name] for name in _TAKEN if name in self.model.__dict__}
         plain: Any = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
         plain.__signature__ = self.signature  # generate() looks at it
-        self.model.forward, self.model.generate = plain, generate
-        return self._remove
+        undo = replace_calls(self.model, plain, generate)
 
-    def _remove(self) -> None:
-        for name in _TAKEN:
-            self.model.__dict__.pop(name, None)
-        self.model.__dict__.update(self._before)
-        self.held.clear()
-        self.caches.clear()
+        def remove() -> None:
+            undo()
+            self.held.clear()
+            self.caches.clear()
+
+        return remove
 
     def _with_cache(self, args: tuple[Any, ...], kwargs: Values) -> Values:
         """Give a call of generate a cache of fixed size, where it leaves the choice to us and that can be captured."""
@@ -317,7 +313,7 @@ class DecodeGraphs:
             lengths = [layer.cumulative_length.clone() for layer in cache.layers]
         step = Capture(self.forward, engine, side, inputs, variant, self._pool())
         try:
-            with fused(self.model, engine.device), torch.no_grad():
+            with small_parts_fused(self.model, engine.device), torch.no_grad():
                 with aside(engine.device):
                     for _ in range(WARM_UPS):
                         set_lengths(cache, lengths)  # there may be room for one token more, and not for two

@@ -15,12 +15,12 @@ from typing import Any
 from hotset.cache.counters import Count, Counters
 from hotset.errors import ClosedError, HotsetError
 from hotset.forecasts import MAX_DISTANCE
-from hotset.models.closing import refuse_calls
 from hotset.models.fingerprint import fingerprint_of
 from hotset.models.gates import Gates
 from hotset.models.insight import Insight
 from hotset.models.keeping import Keeper
 from hotset.models.learning import hottest_share
+from hotset.models.patches import Patches, refuse_calls
 from hotset.models.recording import Gate, Recording
 from hotset.models.shell import Shell
 from hotset.models.site import Site
@@ -56,8 +56,7 @@ class Handle(Insight):
         self.fingerprint = fingerprint_of(model, sites)
         self.find_gates: Callable[[], Gates | None] = partial(_gates_of, weakref.ref(model), sites)
         self._model = weakref.ref(model)
-        self._undo: list[Callable[[], Any]] = []
-        self._undo_last: list[Callable[[], Any]] = []
+        self.patches = Patches()
         self._before = engine.controller.counters()
         self._keepers: dict[Path, Keeper] = {}
         self._observed = False
@@ -71,11 +70,11 @@ class Handle(Insight):
 
     def on_close(self, undo: Callable[[], Any]) -> None:
         """Have something undone when the handle is closed."""
-        self._undo.append(undo)
+        self.patches.add(undo)
 
     def on_release(self, undo: Callable[[], Any]) -> None:
         """Have something undone once the model is whole again, or serves another engine."""
-        self._undo_last.append(undo)
+        self.patches.add(undo, until_whole=True)
 
     def stats(self) -> dict[str, Any]:
         """What happened since the last reset: hits, bytes and time; hits and misses add up to the experts asked for.
@@ -252,8 +251,7 @@ class Handle(Insight):
 
     def lift(self) -> None:
         """Leave nothing of hotset in the model's calls, once it is whole again."""
-        while self._undo_last:
-            self._undo_last.pop()()
+        self.patches.lift()
 
     def check_open(self) -> None:
         """Refuse what a closed model cannot do."""
@@ -264,12 +262,10 @@ class Handle(Insight):
     def _refuse_calls(self) -> None:
         model = self._model()
         if model is not None:
-            self._undo_last.append(refuse_calls(model))
+            self.patches.add(refuse_calls(model), until_whole=True)
 
     def _take_out(self, last: ExitStack) -> None:
-        for undo in self._undo:
-            last.callback(undo)
-        self._undo.clear()
+        last.callback(self.patches.close)
         if isinstance(self.engine.recorder, Recording):
             last.callback(self.engine.recorder.stop)
 

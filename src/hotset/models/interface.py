@@ -1,18 +1,14 @@
-"""The experts interface of transformers: one registered function serves every family that uses it."""
+"""The experts interface of transformers: modules that describe themselves, in every family that uses it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.site import Forward, Site, fused_part
-
-NAME = "hotset"
-"""What the implementation is called in a model's config."""
+from hotset.models.patches import replace_forward
+from hotset.models.site import Site, fused_part
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
 _TOP_K = (
@@ -52,51 +48,9 @@ def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
         top_k_of(name, module, model),
         tuple(parts),
         math,
-        lambda f: take_over(module, f),
-        stock_of(module),
+        lambda f: replace_forward(module, f),
+        module.forward,  # looks up the implementation that the model's config names
     )
-
-
-def take_over(module: Any, forward: Forward) -> Callable[[], None]:
-    """Send the module's calls to a function of ours; returns what undoes it."""
-    register()
-    config, before = module.config, module.config._experts_implementation
-    module._hotset_forward = forward
-    if before != NAME:
-        config._experts_implementation = NAME
-
-    def give_back() -> None:
-        del module._hotset_forward
-        if before != NAME:
-            config._experts_implementation = before
-
-    return give_back
-
-
-def stock_of(module: Any) -> Forward:
-    """The implementation that the model's config names now."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    name, own = module.config._experts_implementation, type(module).forward.__wrapped__
-    return partial(ALL_EXPERTS_FUNCTIONS.get(name, own), module)
-
-
-def register() -> None:
-    """Make our function known to transformers under our name."""
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-
-    if NAME not in ALL_EXPERTS_FUNCTIONS:
-        ALL_EXPERTS_FUNCTIONS.register(NAME, dispatch)
-
-
-def dispatch(module: Any, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """What transformers calls: the engine of this module, or the stock kernel if it has none."""
-    forward: Forward | None = getattr(module, "_hotset_forward", None)
-    if forward is not None:
-        return forward(hidden, index, weights)
-    from transformers.integrations.moe import grouped_mm_experts_forward
-
-    return grouped_mm_experts_forward(module, hidden, index, weights)
 
 
 def top_k_of(name: str, module: Any, model: torch.nn.Module) -> int:

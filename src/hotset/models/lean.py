@@ -1,13 +1,7 @@
-"""Loading a model without its experts: their parameters are taken out just before the weights are read.
-
-The loader of transformers changes globals of its own while it builds a model (the default type, `tie_weights`), so
-that loads of two threads spoil each other: hotset's go one after another. What hotset itself replaces serves every
-thread, and does what transformers does for each that is not loading through hotset.
-"""
+"""Loading a model without its experts: their parameters are taken out just before the weights are read."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,6 +13,7 @@ from hotset.models.catalog import CatalogBuilder
 from hotset.models.checkpoint import ParameterSource, parameter_sources
 from hotset.models.complete import refuse_incomplete, refuse_misfits
 from hotset.models.packed import open_fitting
+from hotset.models.patches import Undo, ignore_keys, weights_loaded_by
 from hotset.models.shell import Shell, strip
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
@@ -26,11 +21,8 @@ from hotset.store import Catalog
 from hotset.store.inside import check_inside, folder_of
 from hotset.store.packed import is_packed
 
-_LOADING = threading.RLock()
 _CURRENT: ContextVar[LeanLoad | None] = ContextVar("hotset_lean_load", default=None)
-_IGNORED = "_keys_to_ignore_on_load_unexpected"
 _EXPERT_KEYS = {"expert", r"mlp\.(w1|v1|w2)", r"mlp\.(input|output)_linear"}
-_MISSING = object()
 
 
 @dataclass
@@ -44,7 +36,7 @@ class LeanLoad:
     shells: list[Shell] = field(default_factory=list)
     folder: Path | None = None  # of the files that were loaded
     report: Any = None  # what transformers says of missing and mismatched weights
-    _before: tuple[Any, Any] | None = None  # the model, and which keys it ignored before
+    heed_keys: Undo = list  # ends the passing over of the experts' keys
 
     def take_out(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Find the experts and their bytes, and take their parameters out of the model, unless all are kept."""
@@ -64,17 +56,7 @@ class LeanLoad:
         self.kept = self.keep(model, sites, catalog)
         if not self.kept:
             self.shells = strip(model, sites)
-            self._before = model, vars(model).get(_IGNORED, _MISSING)
-            setattr(model, _IGNORED, set(getattr(model, _IGNORED, None) or ()) | _EXPERT_KEYS)
-
-    def put_back(self) -> None:
-        """Let the model ignore the keys again that it ignored before: later loads into it are not ours."""
-        if self._before is not None:
-            model, ignored = self._before
-            vars(model).pop(_IGNORED, None)
-            if ignored is not _MISSING:
-                setattr(model, _IGNORED, ignored)
-            self._before = None
+            self.heed_keys = ignore_keys(model, _EXPERT_KEYS)
 
 
 def remember_shapes(model: Any, names: set[str]) -> None:
@@ -99,7 +81,7 @@ def lean_loading(lean: LeanLoad) -> Iterator[None]:
 
     Weights that are missing or do not fit raise ModelError at the end: transformers would draw them at random.
     """
-    with _LOADING, _loader_replaced():
+    with weights_loaded_by(_load_weights):
         current = _CURRENT.set(lean)
         try:
             yield
@@ -108,30 +90,16 @@ def lean_loading(lean: LeanLoad) -> Iterator[None]:
             raise
         finally:
             _CURRENT.reset(current)
-            lean.put_back()
+            lean.heed_keys()
     refuse_incomplete(lean.report)
 
 
-@contextmanager
-def _loader_replaced() -> Iterator[None]:
-    """While open, transformers asks the calling thread's lean load, if it has one, to load a model's weights."""
-    from transformers import PreTrainedModel
-
-    loader: Any = PreTrainedModel
-    descriptor = vars(loader)["_load_pretrained_model"]
-    stock = descriptor.__func__
-
-    def load_weights(model: Any, state_dict: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
-        lean = _CURRENT.get()
-        if lean is None or lean.sites is not None or state_dict is not None or not files:
-            return stock(model, state_dict, files, config, *rest, **more)
-        lean.take_out(model, files, config.weight_mapping or [])
-        found = stock(model, state_dict, files, config, *rest, **more)
-        lean.report = found[0]
-        return found
-
-    try:
-        loader._load_pretrained_model = staticmethod(load_weights)
-        yield
-    finally:
-        loader._load_pretrained_model = descriptor
+def _load_weights(stock: Any, model: Any, state_dict: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
+    """Load a model's weights, those of the calling thread's lean load without its experts, others as transformers."""
+    lean = _CURRENT.get()
+    if lean is None or lean.sites is not None or state_dict is not None or not files:
+        return stock(model, state_dict, files, config, *rest, **more)
+    lean.take_out(model, files, config.weight_mapping or [])
+    found = stock(model, state_dict, files, config, *rest, **more)
+    lean.report = found[0]
+    return found

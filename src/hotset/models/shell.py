@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hotset.models.patches import take_parameter
 from hotset.models.site import Site
 
 
@@ -16,10 +17,8 @@ class Shell:
     """One parameter of a model without its memory."""
 
     name: str
-    module: torch.nn.Module
-    leaf: str
     parameter: torch.nn.Parameter
-    order: list[str]
+    put_back: Callable[[torch.nn.Parameter], None]
     rest: torch.Tensor | None  # rows that belong to no expert
 
     def put_rest(self, whole: torch.Tensor) -> None:
@@ -34,10 +33,7 @@ class Shell:
             self.parameter = torch.nn.Parameter(fresh, requires_grad=self.parameter.requires_grad)
         else:
             self.parameter.data = fresh
-        self.module.__dict__.pop(self.leaf, None)
-        known = self.module._parameters | {self.leaf: self.parameter}
-        self.module._parameters.clear()
-        self.module._parameters.update({name: known[name] for name in self.order if name in known})
+        self.put_back(self.parameter)
 
 
 def strip(model: Any, sites: Sequence[Site]) -> list[Shell]:
@@ -54,15 +50,14 @@ def strip(model: Any, sites: Sequence[Site]) -> list[Shell]:
 
 def _empty(model: Any, name: str, used_rows: int) -> Shell:
     path, _, leaf = name.rpartition(".")
-    module = model.get_submodule(path)
-    order = list(module._parameters)
-    parameter = module._parameters.pop(leaf)
+    module: torch.nn.Module = model.get_submodule(path)
+    parameter = module.get_parameter(leaf)
     spare = parameter.device.type != "meta" and used_rows < len(parameter)
-    shell = Shell(name, module, leaf, parameter, order, parameter.data[used_rows:].clone() if spare else None)
+    rest = parameter.data[used_rows:].clone() if spare else None
     hollow = torch.empty_like(parameter, device="meta", requires_grad=False)
     hollow._is_hf_initialized = True  # type: ignore[attr-defined]
-    module.__dict__[leaf] = hollow
-    module._is_hf_initialized = True
+    shell = Shell(name, parameter, take_parameter(module, leaf, hollow), rest)
+    module._is_hf_initialized = True  # type: ignore[assignment]  # as transformers marks all that it has initialised
     if parameter.device.type != "meta":
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
     return shell

@@ -1,4 +1,4 @@
-"""What several adapters need: to replace a forward, to gate, and to name the parts of experts that are modules."""
+"""What several adapters need: to gate, and to name the parts of experts that are modules."""
 
 from __future__ import annotations
 
@@ -10,20 +10,6 @@ import torch
 from hotset.models.site import SitePart, Take
 
 Tensor = torch.Tensor
-
-
-def replace_forward(module: Any, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Give one instance another forward; returns what undoes it."""
-    before = vars(module).get("forward")  # accelerate, for one, puts its own on the instance
-    module.forward = forward
-
-    def give_back() -> None:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
-
-    return give_back
 
 
 def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

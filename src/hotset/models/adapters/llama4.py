@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.adapters._common import gated, replace_forward
+from hotset.models.adapters._common import gated
+from hotset.models.patches import replace_forward
 from hotset.models.site import Forward, Site, fused_part
 
 Tensor = torch.Tensor

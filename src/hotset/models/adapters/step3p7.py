@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.adapters._common import parent_of, replace_forward
+from hotset.models.adapters._common import parent_of
+from hotset.models.patches import replace_forward
 from hotset.models.site import Site, fused_part
 
 CLASSES = ("Step3p7Experts",)

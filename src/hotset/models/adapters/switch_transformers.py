@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.adapters._common import module_part, replace_forward
+from hotset.models.adapters._common import module_part
+from hotset.models.patches import replace_forward
 from hotset.models.site import Forward, Site
 
 Tensor = torch.Tensor

@@ -8,10 +8,8 @@ still shared by many programs. A program reads the mask first; what it hides is 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +19,6 @@ import triton.language as tl
 Tensor = torch.Tensor
 Result = tuple[Tensor, Tensor | None]
 Attention = Callable[..., Result]
-
-NAME = "hotset_decode"
-"""The name among transformers' attention functions."""
-
-SWITCHED = ("sdpa", "eager")
-"""The implementations that we stand in for: their masks are the ones that we read."""
 
 UNKNOWN = ("position_bias", "cache", "output_attentions")
 """Arguments that change what attention computes or returns, and that the kernel has no part for."""
@@ -290,7 +282,8 @@ def decode_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    stock: Attention | None = None,
+    *,
+    stock: Attention,
     **kwargs: Any,
 ) -> Result:
     """Attention as transformers calls it: one new token by our kernel, all else by the stock function.
@@ -302,86 +295,6 @@ def decode_attention(
     if known and dropout == 0.0 and supports(query, key, value, attention_mask):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return attend(query, key, value, attention_mask, scale, softcap, s_aux), None
-    if stock is None:
-        stock, attention_mask = stock_for(module, attention_mask, query.dtype, softcap is None and s_aux is None)
     optional = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
     given = {name: argument for name, argument in optional.items() if argument is not None}
     return stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **given, **kwargs)
-
-
-def stock_for(
-    module: torch.nn.Module, mask: Tensor | None, dtype: torch.dtype, simple: bool = True
-) -> tuple[Attention, Tensor | None]:
-    """The function of a module's configured implementation, and the mask as it takes it.
-
-    Under our own name that is sdpa, or eager attention where a softcap or sinks ask for what sdpa does not do.
-    """
-    from transformers.modeling_utils import AttentionInterface
-
-    name = getattr(getattr(module, "config", None), "_attn_implementation", None) or "sdpa"
-    if name == NAME:
-        name = "sdpa" if simple else "eager"
-    if name != "eager":
-        named: Any = AttentionInterface
-        return named()[name], mask
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
-    return eager_of(module), mask
-
-
-def eager_of(module: torch.nn.Module) -> Attention:
-    """The eager attention in the file of a module's class, or of a class that it builds upon."""
-    files = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
-    found: Attention = next(filter(None, (getattr(file, "eager_attention_forward", None) for file in files)))
-    return found
-
-
-@contextmanager
-def using_decode_attention(model: torch.nn.Module) -> Iterator[None]:
-    """For a while, send the attention of one model through our kernel, whether it uses sdpa or eager attention.
-
-    Its configuration stays as it is: some families look at the implementation's name to decide what the mask holds.
-    Only the look-up of the function by that name is replaced, so the stock function is at hand for what we cannot do.
-    Masks, other models and other implementations are left alone.
-    """
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    functions: Any = ALL_ATTENTION_FUNCTIONS
-    before, nested = functions.get_interface, "get_interface" in vars(functions)
-    mine = {id(part) for part in model.modules()}
-
-    def look_up(attn_implementation: str, default: Attention) -> Attention:
-        found: Attention = before(attn_implementation, default)
-        return partial(_ours_or_stock, found, mine) if attn_implementation in SWITCHED else found
-
-    functions.get_interface = look_up
-    try:
-        yield
-    finally:
-        if nested:
-            functions.get_interface = before
-        else:
-            del functions.get_interface
-
-
-def _ours_or_stock(stock: Attention, mine: set[int], module: torch.nn.Module, *given: Any, **named: Any) -> Result:
-    """Our attention for the modules of our model, with the stock function at hand; theirs for all others."""
-    chosen = partial(decode_attention, stock=stock) if id(module) in mine else stock
-    return chosen(module, *given, **named)
-
-
-def register() -> None:
-    """Make the attention known to transformers, for a model with attn_implementation="hotset_decode"."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, decode_attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, _flags)
-
-
-def _flags(*given: Any, **named: Any) -> Tensor | None:
-    """The mask of sdpa, never left out as plainly causal: eager attention, our fallback at times, needs it."""
-    from transformers.masking_utils import sdpa_mask
-
-    mask: Tensor | None = sdpa_mask(*given, **named | {"allow_is_causal_skip": False})
-    return mask
