@@ -8,7 +8,7 @@ OLDEST_TRANSFORMERS := 5.17.0
 
 RUNS ?= 1
 
-.PHONY: setup demo test gpu-test families lint format bench bench-engine clean
+.PHONY: setup demo test gpu-test families options-page lint format bench bench-engine clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,11 @@ test: $(STAMP) lint
 # torch where there is no .venv: RUNS=3 runs everything three times, as every change of what runs on a GPU has to.
 gpu-test:
 	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu/run.py --runs $(RUNS)
+
+# The table of all options in the documents.
+options-page: $(STAMP)
+	$(BIN)/python -c "from hotset.generation.sampling import Sampling; from hotset.options import RunOptions; \
+		from hotset.options.table import options_page; print(options_page(RunOptions, Sampling), end='')" > docs/options.md
 
 # Every family of the newest and of the oldest supported transformers against stock.
 families: $(STAMP) $(OLDEST)/.ready

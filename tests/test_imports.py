@@ -25,11 +25,13 @@ ALLOWED = {
     "compiling": set(),
     "owner": {"errors"},
     "shape": {"checks", "errors"},
+    # Policies and forecasts check their own names, when an option with one is checked.
+    "options": {"forecasts", "policies", "reading", "checks", "shape", "errors"},
     "trace": {"compiling", "reading", "checks", "shape", "files", "errors"},
     "reference": {"trace", "files", "errors"},
     "policies": {"compiling", "checks", "trace", "shape", "errors"},
     "forecasts": {"checks", "policies", "trace", "shape", "errors"},
-    "cache": {"compiling", "checks", "forecasts", "profile", "policies", "trace", "shape", "errors"},
+    "cache": {"compiling", "checks", "options", "forecasts", "profile", "policies", "trace", "shape", "errors"},
     "sim": {"compiling", "checks", "forecasts", "cache", "profile", "policies", "trace", "shape", "errors"},
     "profile": {"reading", "text", "policies", "trace", "shape", "files", "errors"},
     "store": {"reading", "files", "errors"},
@@ -65,6 +67,7 @@ ALLOWED = {
     "models": {
         "engine",
         "formats",
+        "options",
         "compiling",
         "reading",
         "report",
@@ -82,7 +85,10 @@ ALLOWED = {
         "errors",
     },
     "report": {"text", "forecasts", "sim", "cache", "profile", "trace", "shape", "files", "errors"},
+    "generation": {"options"},
     "cli": {
+        "generation",
+        "options",
         "text",
         "reading",
         "reference",

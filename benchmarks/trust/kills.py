@@ -90,7 +90,7 @@ class Bench:
             prompts, out = Path(name) / "prompts.txt", Path(name) / "t.safetensors"
             prompts.write_text("Il mare\nint main\nThe sea\n" * 2000)
             words = ["trace", "record", "--prompts", str(prompts), "-o", str(out), "--memory", "25%"]
-            process = start([*words, "--new-tokens", str(self.chance.choice([2, 8, 500]))])
+            process = start([*words, "--max-new-tokens", str(self.chance.choice([2, 8, 500]))])
             answered = self._wait(process, part_of(out))
             before = self._requests(part_of(out), "record", kill) if answered else 0
             code, errors = end(process, kill)

@@ -18,10 +18,11 @@ from typer.testing import CliRunner
 from hotset import reference
 from hotset.cli.app import app
 from hotset.cli.conversation import Conversation
-from hotset.cli.generate import Sampling
 from hotset.cli.kept_cache import FixedCache, GrowingCache, cache_for
-from hotset.cli.loading import Wanted, loaded_model
+from hotset.cli.loading import loaded_model
 from hotset.errors import HotsetError
+from hotset.generation.sampling import Sampling
+from hotset.options import RunOptions
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -84,7 +85,7 @@ def test_nothing_said_is_nothing_answered() -> None:
 
 
 def test_a_kept_cache_changes_nothing() -> None:
-    with loaded_model(Wanted(memory="25%")) as loaded:
+    with loaded_model(RunOptions(memory="25%")) as loaded:
         kept = Conversation(loaded, Sampling(max_new_tokens=6), use_template=False)
         for line in ("La funzione calcola", "Il comando apre", "Se l'area non contiene"):
             forgetful = Conversation(loaded, Sampling(max_new_tokens=6), use_template=False)
@@ -97,7 +98,7 @@ def test_a_kept_cache_changes_nothing() -> None:
 def test_a_cache_of_fixed_size_says_the_same_and_grows_is_cut_and_is_emptied() -> None:
     pytest.importorskip("triton")
     # In bfloat16 the attention over a longer, masked cache rounds differently, and a near tie goes the other way.
-    with loaded_model(Wanted(memory="25%", dtype="float32")) as loaded:
+    with loaded_model(RunOptions(memory="25%", dtype="float32")) as loaded:
         assert isinstance(cache_for(loaded.model), GrowingCache)
         fixed = FixedCache(loaded.model.config)
         talks = [
@@ -127,7 +128,7 @@ def test_a_cache_of_fixed_size_says_the_same_and_grows_is_cut_and_is_emptied() -
 
 def test_a_fixed_cache_that_a_turn_has_left_half_full_is_emptied() -> None:
     pytest.importorskip("triton")
-    with loaded_model(Wanted(memory="25%")) as loaded:
+    with loaded_model(RunOptions(memory="25%")) as loaded:
         fixed = FixedCache(loaded.model.config)
         talk = Conversation(loaded, Sampling(max_new_tokens=4), False, fixed)
         first = talk.say("Il mercato del", lambda _: None)
@@ -138,7 +139,7 @@ def test_a_fixed_cache_that_a_turn_has_left_half_full_is_emptied() -> None:
 
 
 def test_a_turn_that_does_not_fit_leaves_the_conversation_as_it_was() -> None:
-    with loaded_model(Wanted(memory="25%")) as loaded:
+    with loaded_model(RunOptions(memory="25%")) as loaded:
         conversation = Conversation(loaded, Sampling(max_new_tokens=4))
         with pytest.raises(HotsetError, match="context is 4,096"):
             conversation.say("x " * 5000, lambda _: None)

@@ -33,7 +33,7 @@ def test_stop_strings_of_a_model_end_its_answers_as_in_transformers(tmp_path: Pa
     file = tmp_path / "prompts.txt"
     file.write_text(PROMPT[1])
     kept = call(
-        "trace", "record", place, "--prompts", file, "-o", tmp_path / "t", "--no-chat", "--new-tokens", 40, "--json"
+        "trace", "record", place, "--prompts", file, "-o", tmp_path / "t", "--no-chat", "--max-new-tokens", 40, "--json"
     )
     assert json.loads(kept.out)["decode_tokens"] == said.shape[1] - ids.shape[1] - 1
 
@@ -60,7 +60,7 @@ def test_generation_settings_of_other_modes_do_not_matter(tmp_path: Path) -> Non
     assert call("run", place, *PROMPT, *FEW).out == call("run", *PROMPT, *FEW).out
     file = tmp_path / "prompts.txt"
     file.write_text("uno\ndue\n")
-    record = ("--prompts", file, "--new-tokens", 3, "--batch", 2, "-o", tmp_path / "t")
+    record = ("--prompts", file, "--max-new-tokens", 3, "--batch", 2, "-o", tmp_path / "t")
     assert call("trace", "record", place, *record).code == 0
 
 

@@ -58,7 +58,7 @@ def recorded(prompts: Path) -> tuple[Path, dict[str, Any]]:
         out,
         "--memory",
         "25%",
-        "--new-tokens",
+        "--max-new-tokens",
         "8",
         "--no-chat",
         "--json",
@@ -92,7 +92,7 @@ def test_info_and_simulate_take_it(recorded: tuple[Path, dict[str, Any]]) -> Non
 
 def test_a_batch_leaves_no_padding_behind(prompts: Path, recorded: tuple[Path, dict[str, Any]]) -> None:
     out = prompts.parent / "batch.safetensors"
-    call("trace", "record", "--prompts", prompts, "-o", out, "--new-tokens", "8", "--no-chat", "--batch", "2")
+    call("trace", "record", "--prompts", prompts, "-o", out, "--max-new-tokens", "8", "--no-chat", "--batch", "2")
     alone, together = Trace.load(recorded[0]), Trace.load(out)
     assert together.tokens == alone.tokens
     assert together.labels == alone.labels
@@ -105,7 +105,7 @@ def test_a_batch_leaves_no_padding_behind(prompts: Path, recorded: tuple[Path, d
 
 def test_limit_force_and_shipped_prompts(tmp_path: Path) -> None:
     out = tmp_path / "t.safetensors"
-    words = ("trace", "record", "--prompts", "reference:c", "-o", out, "--limit", "1", "--new-tokens", "2")
+    words = ("trace", "record", "--prompts", "reference:c", "-o", out, "--limit", "1", "--max-new-tokens", "2")
     assert "of 1 request," in call(*words).stdout
     with pytest.raises(HotsetError, match="exists"):
         call(*words)
@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_what_is_complete(tmp_path: Path, prompts: Path, monkeypatc
     else:
         monkeypatch.setattr(recording, "room_for", interrupting_room)
     out = tmp_path / "t.safetensors"
-    words = ["trace", "record", "--prompts", prompts, "-o", out, "--new-tokens", "4", "--no-chat", "--json"]
+    words = ["trace", "record", "--prompts", prompts, "-o", out, "--max-new-tokens", "4", "--no-chat", "--json"]
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert done.exit_code == 130
     document = json.loads(done.stdout)
@@ -173,7 +173,19 @@ def test_ctrl_c_keeps_what_is_complete(tmp_path: Path, prompts: Path, monkeypatc
 
 
 def test_prefetch_and_staging_are_for_a_recording_to_choose(prompts: Path) -> None:
-    words = ("--memory", "25%", "--new-tokens", "2", "--limit", "1", "--prefetch", "off", "--staging", "6", "--json")
+    words = (
+        "--memory",
+        "25%",
+        "--max-new-tokens",
+        "2",
+        "--limit",
+        "1",
+        "--prefetch",
+        "off",
+        "--staging",
+        "6",
+        "--json",
+    )
     done = call("trace", "record", "--prompts", prompts, "-o", prompts.parent / "chosen.safetensors", *words)
     stats = json.loads(done.stdout)["stats"]
     assert stats["staging"] == 6

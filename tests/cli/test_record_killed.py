@@ -20,11 +20,13 @@ def test_sigkill_leaves_no_trace_and_the_next_run_is_whole(tmp_path: Path, after
     prompts.write_text("Il mare\nint main\n" * 200)
     out = tmp_path / "t.safetensors"
     command = [sys.executable, "-m", "hotset", "trace", "record", "--prompts", str(prompts), "-o", str(out)]
-    with subprocess.Popen([*command, "--new-tokens", "32"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*command, "--max-new-tokens", "32"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         time.sleep(after_s)
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
-    small = [*command, "--new-tokens", "2", "--limit", "2", "--force"]
+    small = [*command, "--max-new-tokens", "2", "--limit", "2", "--force"]
     assert subprocess.run(small, capture_output=True, check=False).returncode == 0
     from hotset import Trace
 

@@ -21,6 +21,7 @@ from hotset.cli.app import app
 from hotset.cli.streaming import TokenStream
 from hotset.cli.summary import summary_line
 from hotset.errors import HotsetError
+from hotset.options import RunOptions
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -214,18 +215,18 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
 def test_whoever_is_to_drive_is_handed_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], engine: str
 ) -> None:
-    asked = {}
+    asked: list[RunOptions] = []
 
-    def load(*_: Any, **options: Any) -> Any:
-        asked.update(options)
+    def load(_: str, options: RunOptions, __: Any) -> Any:
+        asked.append(options)
         raise HotsetError("far enough")
 
-    monkeypatch.setattr("hotset.models.load.load", load)
+    monkeypatch.setattr("hotset.models.load.load_model", load)
     monkeypatch.chdir(tmp_path)
     Path("p").write_text("Il mercato\n")
     with pytest.raises(HotsetError, match="far enough"):
         call(*words, "--engine", engine)
-    assert asked["engine"] == engine
+    assert asked[0].engine == engine
 
 
 def test_the_summary_says_who_drove() -> None:

@@ -52,7 +52,7 @@ def recording(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
     """A recording that would go on for long, once it has kept something."""
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "t.safetensors"
     prompts.write_text("".join(f'{{"prompt": "Il mare", "number": "{n}"}}\n' for n in range(5000)))
-    words = ["--prompts", prompts, "-o", out, "--new-tokens", 4, "--memory", "25%"]
+    words = ["--prompts", prompts, "-o", out, "--max-new-tokens", 4, "--memory", "25%"]
     process = hotset("trace", "record", *words)
     when(part_of(out).exists, process)
     return process, out
@@ -77,7 +77,7 @@ def test_a_recording_that_is_killed_leaves_a_trace_beside_which_is_not_written_o
     assert trace.requests > 0
     assert len(trace.labels) == trace.requests
     assert not out.exists()
-    again = ["trace", "record", "--prompts", tmp_path / "prompts.jsonl", "-o", out, "--limit", 1, "--new-tokens", 2]
+    again = ["trace", "record", "--prompts", tmp_path / "prompts.jsonl", "-o", out, "--limit", 1, "--max-new-tokens", 2]
     refused = hotset(*again)
     _, errors = refused.communicate(timeout=TIMEOUT_S)
     assert refused.returncode == 2

@@ -32,7 +32,7 @@ def test_a_recording_replays_to_the_same_hits(folder: Path, tmp_path: Path) -> N
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("La storia di Roma\nint main(void) {\nDas Wetter in Berlin\n", encoding="utf-8")
     out = tmp_path / "t.safetensors"
-    words = ("--prompts", prompts, "-o", out, "--memory", "25%", "--new-tokens", 24, "--json")
+    words = ("--prompts", prompts, "-o", out, "--memory", "25%", "--max-new-tokens", 24, "--json")
     found = json.loads(hotset("trace", "record", folder, *words).stdout)
     assert found["requests"] == 3
     replayed = json.loads(hotset("simulate", out, "-p", "blend", "-b", "25%", "--fit", 0, "--json").stdout)

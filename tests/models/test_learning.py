@@ -258,7 +258,7 @@ def test_a_model_that_all_fits_says_so_and_still_learns(tokenizer: Any) -> None:
 
 
 def test_learning_saves_from_time_to_time_and_at_the_end(tokenizer: Any) -> None:
-    model = load(learn="live", learn_every_s=0.05)
+    model = load(learn="live", learn_every=0.05 / 60)
     path = hotset.profile.folder.locate("live")
     say(model, tokenizer, ITALIAN[0], 20)
     until = time.monotonic() + 20
@@ -272,7 +272,7 @@ def test_learning_saves_from_time_to_time_and_at_the_end(tokenizer: Any) -> None
 
 
 def test_two_processes_may_learn_the_same_profile(tokenizer: Any) -> None:
-    models = [load(learn="shared", learn_every_s=1000) for _ in range(2)]
+    models = [load(learn="shared", learn_every=1000) for _ in range(2)]
     for model in models:
         say(model, tokenizer, ITALIAN[0], 11)
     threads = [threading.Thread(target=model.hotset.close) for model in models]
@@ -285,7 +285,7 @@ def test_two_processes_may_learn_the_same_profile(tokenizer: Any) -> None:
 
 def test_a_profile_that_breaks_meanwhile_is_left_alone_and_told(tokenizer: Any) -> None:
     path = learnt(tokenizer, "broken")
-    model = load(learn="broken", learn_every_s=1000)
+    model = load(learn="broken", learn_every=1000)
     say(model, tokenizer, ITALIAN[0], 5)
     path.write_bytes(b"not a profile")
     model.hotset.close()
@@ -332,7 +332,7 @@ KILLED = """
     import sys, torch, hotset
     from hotset import reference
     torch.set_num_threads(1)
-    model = hotset.load(reference.path(), memory="25%", learn=sys.argv[1], learn_every_s=0.02)
+    model = hotset.load(reference.path(), memory="25%", learn=sys.argv[1], learn_every=0.02 / 60)
     ids = torch.tensor([[5, 900, 31]])
     print("ready", flush=True)
     while True:

@@ -104,8 +104,8 @@ def test_blocks_without_guesses_leave_a_trace_without() -> None:
 
 def test_the_commands_record_guesses(tmp_path: Path) -> None:
     out = tmp_path / "t.safetensors"
-    command = ["trace", "record", "--prompts", "reference:it", "--limit", "1", "--new-tokens", "2", "-o", str(out)]
-    done = CliRunner().invoke(app, [*command, "--guesses", "1"])
+    command = ["trace", "record", "--prompts", "reference:it", "--limit", "1", "--max-new-tokens", "2", "-o", str(out)]
+    done = CliRunner().invoke(app, [*command, "--record-lookahead", "1"])
     assert done.exit_code == 0, done.output
     guesses = Trace.load(out).guesses
     assert guesses is not None

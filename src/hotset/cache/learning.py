@@ -10,14 +10,13 @@ import numpy.typing as npt
 
 from hotset.cache.controller import Controller
 from hotset.cache.counters import Count
+from hotset.options.run import PRIOR_TOKENS as PRIOR_TOKENS
 from hotset.policies.eam import Eam
 from hotset.profile.matrices import recall
 from hotset.profile.profile import Profile, State
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
 
-PRIOR_TOKENS = 64
-"""What a profile is worth by default, in tokens of evidence; docs/learning.md has the experiment."""
 _WEIGHT = "sum.tokens"
 
 

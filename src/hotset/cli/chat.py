@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from hotset.cli import run_options as opt
 from hotset.cli.interrupts import exit_code, is_terminated
+from hotset.cli.live import with_options
 from hotset.cli.output import JsonFlag, aside, emit, finish_text, show
 from hotset.cli.prompts import MAX_TEXT_BYTES, decode
 from hotset.errors import HotsetError
+from hotset.generation.sampling import Sampling
+from hotset.options import RunOptions
 
 if TYPE_CHECKING:
     from hotset.cli.conversation import Conversation
@@ -25,32 +28,11 @@ _HELP = """/stats: what it cost   /stats LAYER or all: what is hot   /reset: for
 Ctrl-C stops an answer"""
 
 
+@with_options
 def chat(
-    model: opt.Model = None,
-    memory: opt.Memory = "auto",
-    host_memory: opt.HostMemory = "auto",
-    context: opt.Context = 4096,
-    policy: opt.PolicyName = "blend",
-    scope: opt.ScopeName = "layer",
-    staging: opt.Staging = None,
-    prefetch: opt.Prefetch = "auto",
-    device: opt.Device = "auto",
-    engine: opt.Engine = "auto",
-    dtype: opt.Dtype = "auto",
-    max_new_tokens: opt.MaxNewTokens = 512,
-    temperature: opt.Temperature = 0.0,
-    top_p: opt.TopP = None,
-    seed: opt.Seed = None,
+    options: RunOptions,
+    sampling: Sampling = Sampling(max_new_tokens=512),
     use_template: opt.UseTemplate = None,
-    profile: opt.Profile = None,
-    learn: opt.Learn = None,
-    learn_every: opt.LearnEvery = 5.0,
-    prior: opt.Prior = 64,
-    allow_foreign: opt.AllowForeign = False,
-    pin: opt.Pin = None,
-    warm_pin: opt.WarmPin = "off",
-    trust_remote_code: opt.TrustRemoteCode = False,
-    force: opt.ForceMemory = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Talk with a model; through a pipe every line is a turn.
@@ -58,17 +40,9 @@ def chat(
     Example: hotset chat ./Qwen3-30B-A3B --memory 25% --learn italian-chat
     """
     from hotset.cli.conversation import Conversation
-    from hotset.cli.generate import Sampling
-    from hotset.cli.loading import Wanted, loaded_model
+    from hotset.cli.loading import loaded_model
 
-    wanted = Wanted(
-        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
-        profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, staging=staging, context=context,
-        force=force, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    with loaded_model(wanted) as loaded:
+    with loaded_model(options) as loaded:
         talk = Talk(Conversation(loaded, sampling, use_template), as_json)
         try:
             for line in _lines():

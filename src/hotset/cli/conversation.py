@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hotset.cli.generate import Answer, Sampling, generate
+from hotset.cli.generate import Answer, generate
 from hotset.cli.kept_cache import KeptCache, cache_for
 from hotset.cli.loading import Loaded
 from hotset.cli.prompts import encode_messages, encode_plain, room_for, wants_template
 from hotset.cli.streaming import Write
 from hotset.cli.templates import Messages
+from hotset.generation.sampling import Sampling
 
 
 class Conversation:

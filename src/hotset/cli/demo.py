@@ -23,9 +23,10 @@ PROMPTS = {
 
 def demo() -> None:
     """Run the reference model on two prompts and replay what was routed."""
-    from hotset.cli.loading import Wanted, loaded_model
+    from hotset.cli.loading import loaded_model
+    from hotset.options import RunOptions
 
-    with loaded_model(Wanted(memory=MEMORY)) as loaded:
+    with loaded_model(RunOptions(memory=MEMORY)) as loaded:
         aside(f"The reference model with {MEMORY} of its experts in memory:")
         trace = _run(loaded)
     aside("\nThe same routing, replayed under other policies:\n")
@@ -35,9 +36,10 @@ def demo() -> None:
 
 def _run(loaded: Loaded) -> Trace:
     """Answer the prompts, live, and return what was routed."""
-    from hotset.cli.generate import Sampling, generate
+    from hotset.cli.generate import generate
     from hotset.cli.prompts import encode_plain
     from hotset.cli.summary import summary_line
+    from hotset.generation.sampling import Sampling
 
     with loaded.trace() as recorder:
         for name, prompt in PROMPTS.items():

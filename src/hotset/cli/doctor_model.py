@@ -48,12 +48,13 @@ def peek(place: str, trust_remote_code: bool = False) -> Found:
 
 
 def _found(model: Any, sites: Any, catalog: Any) -> Found:
-    from hotset.models.account import CONTEXT_TOKENS, take_account
+    from hotset.models.account import take_account
     from hotset.models.budget import shape_of
-    from hotset.models.choose import Settings
+    from hotset.models.device import torch_device
+    from hotset.options.run import AUTO, CONTEXT_TOKENS
 
     shape = shape_of(sites, catalog)
-    account = take_account(model, Settings().torch_device(), shape.top_k, context=CONTEXT_TOKENS)
+    account = take_account(model, torch_device(AUTO), shape.top_k, context=CONTEXT_TOKENS)
     return Found(
         shape,
         account.dense_bytes,
@@ -74,11 +75,11 @@ def _host_only(sites: Any, catalog: Any) -> str | None:
         return None
     from hotset.cache.plan import Scope
     from hotset.engine.kernels.triton_experts import TritonExperts
-    from hotset.models.choose import Settings
+    from hotset.options import RunOptions
     from hotset.policies import parse
     from hotset.runtime.graph.plan import Plan
 
-    reasons = [Plan.supports(parse(Settings().policy), Scope(Settings().scope))]
+    reasons = [Plan.supports(parse(RunOptions().policy), Scope(RunOptions().scope))]
     reasons += [TritonExperts.supports(s.math, own.layout) for s, own in zip(sites, catalog.layers, strict=True)]
     return next((reason for reason in reasons if reason), None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -14,23 +13,7 @@ from hotset.cli.interrupts import Interrupt, Stopped
 from hotset.cli.loading import Loaded
 from hotset.cli.prompts import room_for
 from hotset.cli.streaming import TokenStream, Write
-from hotset.errors import HotsetError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How the next token is chosen, and how many there may be."""
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float | None = None
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise HotsetError(f"the temperature must be a number from 0, not {self.temperature}: 0.7 is usual")
-        if self.top_p is not None and not 0 <= self.top_p <= 1:
-            raise HotsetError(f"--top-p is a share from 0 to 1, not {self.top_p}")
+from hotset.generation.sampling import Sampling
 
 
 @dataclass(frozen=True)

@@ -9,51 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotset.cli.faults import LOADING, RUNNING, translate_errors
 from hotset.cli.interrupts import Leaving, saving
 from hotset.cli.output import note
 from hotset.cli.streams import libraries_silent
 from hotset.cli.templates import worker
-from hotset.errors import HotsetError, ModelError, PolicyError
+from hotset.errors import HotsetError, ModelError
+from hotset.options import RunOptions
 from hotset.reading import odd_file
 
-_DTYPES = ("auto", "bfloat16", "float16", "float32")
-_SCOPES = ("layer", "pool")
-_ENGINES = ("auto", "host", "device")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The model that a person asked for, and how to run it."""
-
-    model: str | None = None
-    memory: str = "auto"
-    host_memory: str = "auto"
-    policy: str = "blend"
-    scope: str = "layer"
-    device: str = "auto"
-    dtype: str = "auto"
-    profile: str | None = None
-    learn: str | None = None
-    learn_every_minutes: float = 5.0
-    prior_tokens: int = 64
-    allow_foreign: bool = False
-    pin: str | None = None
-    warm_pin: str = "off"
-    prefetch: str = "auto"
-    engine: str = "auto"
-    staging: int | None = None
-    trust_remote_code: bool = False
-    context: int = 4096
-    force: bool = False
-    observe: bool = False  # count what is routed even where all experts fit
-
-    @property
-    def name(self) -> str:
-        """What to call the model."""
-        return Path(self.model).name if self.model and Path(self.model).is_dir() else self.model or "reference"
+if TYPE_CHECKING:
+    from hotset.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -62,12 +30,12 @@ class Loaded:
 
     model: Any
     tokenizer: Any
-    wanted: Wanted
+    options: RunOptions
     place: str = "."  # the folder or the hub id
 
     def trace(self, guesses: int = 0) -> Any:
         """Record what is routed inside a block, under the name that a person knows the model by."""
-        return self.model.hotset.trace(meta={"model": self.wanted.name}, guesses=guesses)
+        return self.model.hotset.trace(meta={"model": self.options.name}, guesses=guesses)
 
     def stats(self) -> dict[str, Any]:
         """What the cache did since the last reset."""
@@ -76,10 +44,10 @@ class Loaded:
 
 
 @contextmanager
-def loaded_model(wanted: Wanted) -> Iterator[Loaded]:
+def loaded_model(options: RunOptions) -> Iterator[Loaded]:
     """A model for the length of a block."""
     with Leaving() as leaving:
-        loaded = _load(wanted, leaving)
+        loaded = _load(options, leaving)
     handle = loaded.model.hotset
     told = _tell(handle.notes)
     try:
@@ -100,22 +68,25 @@ def _tell(remarks: list[str]) -> int:
     return len(remarks)
 
 
-def _load(wanted: Wanted, leaving: Leaving) -> Loaded:
+def _load(options: RunOptions, leaving: Leaving) -> Loaded:
     """Everything in the order in which its faults are cheapest to find."""
-    _check(wanted)
-    place = locate(wanted.model)
-    _check_config(place, wanted.trust_remote_code)
+    _need_transformers()
+    from hotset.models.learning import read_profile
+
+    profile = read_profile(options)
+    place = locate(options.model)
+    _check_config(place, options.trust_remote_code)
     leaving.check()
-    tokenizer = load_tokenizer(place, wanted.trust_remote_code)
+    tokenizer = load_tokenizer(place, options.trust_remote_code)
     if getattr(tokenizer, "chat_template", None):
         worker().start()
     leaving.check()
-    loaded = Loaded(_load_model(place, wanted), tokenizer, wanted, place)
+    loaded = Loaded(_load_model(place, options, profile), tokenizer, options, place)
     leaving.check()
     return loaded
 
 
-def locate(model: str | None) -> str:
+def locate(model: str | Path | None) -> str:
     """The folder or hub id to load from; a path that leads nowhere is refused here."""
     if model is None:
         from hotset.reference import path as reference_path
@@ -130,9 +101,9 @@ def locate(model: str | None) -> str:
         return str(path)
     if path.exists():
         raise ModelError(f"{model} is a file: give the folder of a transformers checkpoint")
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+    if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") != 1:
         raise ModelError(f"there is no folder {model}: give a folder with a model, or a hub id such as org/name")
-    return model
+    return str(model)
 
 
 def load_tokenizer(place: str, trust_remote_code: bool = False) -> Any:
@@ -163,46 +134,7 @@ def quieten() -> None:
         disable_progress_bars()
 
 
-def _check(wanted: Wanted) -> None:
-    """Refuse what can be refused before anything is loaded."""
-    from hotset.forecasts import parse as parse_forecast
-    from hotset.policies import parse
-    from hotset.shape import Budget
-
-    for budget in (wanted.memory, wanted.host_memory):
-        if budget != "auto":
-            Budget.parse(budget)
-    if wanted.policy != "auto" and parse(wanted.policy).offline:
-        raise PolicyError(f"{wanted.policy} needs to know the future: it is for hotset simulate; use blend here")
-    for option, word, choices in (
-        ("--scope", wanted.scope, _SCOPES),
-        ("--dtype", wanted.dtype, _DTYPES),
-        ("--engine", wanted.engine, _ENGINES),
-    ):
-        if word not in choices:
-            raise HotsetError(f'{option} is one of {", ".join(choices)}, not "{word}"')
-    if wanted.prefetch not in ("auto", "off"):
-        parse_forecast(wanted.prefetch)
-    _check_profile(wanted)
-
-
-def _check_profile(wanted: Wanted) -> None:
-    """Refuse a profile that cannot be read or written, before a model is loaded."""
-    from hotset.profile import Profile
-    from hotset.profile.folder import check_writable, locate
-
-    if wanted.learn is not None:
-        check_writable(locate(wanted.learn))
-    if wanted.profile is not None:
-        Profile.load(locate(wanted.profile))
-    elif wanted.learn is not None and locate(wanted.learn).exists():
-        Profile.load(locate(wanted.learn))
-    elif wanted.pin is not None:
-        raise HotsetError("--pin needs to know which experts are hot: name a --profile")
-
-
 def _check_config(place: str, trust_remote_code: bool) -> None:
-    _need_transformers()
     from transformers import AutoConfig
 
     quieten()
@@ -210,35 +142,11 @@ def _check_config(place: str, trust_remote_code: bool) -> None:
         AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
 
 
-def _load_model(place: str, wanted: Wanted) -> Any:
-    from hotset.models.load import load
+def _load_model(place: str, options: RunOptions, profile: Profile | None) -> Any:
+    from hotset.models.load import load_model
 
     with translate_errors(place, "load the model", LOADING):
-        model = load(
-            place,
-            memory=wanted.memory,
-            host_memory=wanted.host_memory,
-            policy=wanted.policy,
-            scope=wanted.scope,
-            device=wanted.device,
-            dtype=wanted.dtype,
-            profile=wanted.profile,
-            learn=wanted.learn,
-            learn_every_s=60 * wanted.learn_every_minutes,
-            prior_tokens=wanted.prior_tokens,
-            allow_foreign=wanted.allow_foreign,
-            pin=wanted.pin,
-            warm_pin=wanted.warm_pin,
-            prefetch=wanted.prefetch,
-            engine=wanted.engine,
-            staging=wanted.staging,
-            trust_remote_code=wanted.trust_remote_code,
-            context=wanted.context,
-            force=wanted.force,
-        )
-    if wanted.observe:
-        model.hotset.observe()
-    return model
+        return load_model(place, options, profile)
 
 
 def _need_transformers() -> None:

@@ -130,7 +130,7 @@ def wants_template(loaded: Loaded, asked: bool | None) -> bool:
     """Whether to use the chat template; asking for one that does not exist is an error."""
     there = bool(getattr(loaded.tokenizer, "chat_template", None))
     if asked and not there:
-        raise HotsetError(f"{loaded.wanted.name} has no chat template: leave --chat out")
+        raise HotsetError(f"{loaded.options.name} has no chat template: leave --chat out")
     return there if asked is None else asked
 
 

@@ -9,8 +9,11 @@ import typer
 
 from hotset.cli import run_options as opt
 from hotset.cli.interrupts import exit_code
+from hotset.cli.live import with_options
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
 from hotset.cli.run import check_out
+from hotset.generation.sampling import Sampling
+from hotset.options import RunOptions
 
 if TYPE_CHECKING:
     from hotset.cli.recording import Recording
@@ -27,32 +30,17 @@ Prompts = Annotated[
 Out = Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace.", show_default=False)]
 
 
+@with_options
 def record(
+    options: RunOptions,
     prompts: Prompts,
     out: Out,
-    model: opt.Model = None,
-    new_tokens: Annotated[
-        int, typer.Option(help="The most new tokens of each prompt.", min=1, max=opt.MAX_TOKENS)
-    ] = 64,
     batch: Annotated[int, typer.Option(help="Prompts that share forward passes.", min=1)] = 1,
-    guesses: opt.Guesses = 0,
+    record_lookahead: opt.RecordLookahead = 0,
+    guesses: opt.Guesses = None,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
-    memory: opt.Memory = "auto",
-    host_memory: opt.HostMemory = "auto",
-    context: opt.Context = 4096,
-    policy: opt.PolicyName = "blend",
-    scope: opt.ScopeName = "layer",
-    staging: opt.Staging = None,
-    prefetch: opt.Prefetch = "auto",
-    device: opt.Device = "auto",
-    engine: opt.Engine = "auto",
-    dtype: opt.Dtype = "auto",
-    temperature: opt.Temperature = 0.0,
-    top_p: opt.TopP = None,
-    seed: opt.Seed = 0,
+    sampling: Sampling = Sampling(max_new_tokens=64, seed=0),
     chat: opt.UseTemplate = None,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    force: opt.Force = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Run a model on prompts and record its routing; Ctrl-C and SIGTERM keep what there is.
@@ -63,24 +51,18 @@ def record(
     Example: hotset trace record ./Qwen3-30B-A3B --prompts chat.jsonl -o chat.safetensors
     """
     from hotset.cli.checkpoints import Checkpoints, check_part
-    from hotset.cli.generate import Sampling
     from hotset.cli.interrupts import Interrupt
-    from hotset.cli.loading import Wanted, loaded_model
+    from hotset.cli.loading import loaded_model
     from hotset.cli.prompt_files import read_prompts
     from hotset.cli.recording import Recording
 
-    check_out(out, force)
-    check_part(out, force)
+    check_out(out, options.force)
+    check_part(out, options.force)
+    lookahead = opt.lookahead_of(record_lookahead, guesses)
     found = read_prompts(prompts, limit)
-    wanted = Wanted(
-        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
-        engine=engine, staging=staging, prefetch=prefetch, trust_remote_code=trust_remote_code,
-        context=context, force=force,
-    )  # fmt: skip
-    sampling = Sampling(max_new_tokens=new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    with loaded_model(wanted) as loaded:
+    with loaded_model(options) as loaded:
         checkpoints = Checkpoints(out)
-        recording = Recording(loaded, sampling, guesses, checkpoints)
+        recording = Recording(loaded, sampling, lookahead, checkpoints)
         queue = recording.encode(found, chat)
         with Interrupt(loaded.model) as interrupt:  # until the trace is written
             with progress_bar("recording", len(found)) as advance:

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.cli.checkpoints import Checkpoints
-from hotset.cli.generate import Sampling, end_ids, generating, pad_id, settings
+from hotset.cli.generate import end_ids, generating, pad_id, settings
 from hotset.cli.interrupts import Interrupt, Stopped
 from hotset.cli.loading import Loaded
 from hotset.cli.prompt_files import LabelledPrompt
 from hotset.cli.prompts import check_ids, encode_prompt, room_for
 from hotset.errors import HotsetError
+from hotset.generation.sampling import Sampling
 from hotset.trace import Trace
 from hotset.trace.recorder import Recorder
 

@@ -9,76 +9,54 @@ import typer
 
 from hotset.cli import run_options as opt
 from hotset.cli.interrupts import Interrupt, exit_code
+from hotset.cli.live import with_options
 from hotset.cli.output import JsonFlag, aside, emit, finish_text, note, show
 from hotset.errors import HotsetError
 from hotset.files import check_place
+from hotset.generation.sampling import Sampling
+from hotset.options import RunOptions
 
 if TYPE_CHECKING:
-    from hotset.cli.generate import Answer, Sampling
+    from hotset.cli.generate import Answer
     from hotset.cli.loading import Loaded
     from hotset.cli.streaming import Write
 
 
+@with_options
 def run(
-    model: opt.Model = None,
+    options: RunOptions,
+    sampling: Sampling,
     prompt: opt.Prompt = None,
     file: opt.PromptFile = None,
-    memory: opt.Memory = "auto",
-    host_memory: opt.HostMemory = "auto",
-    context: opt.Context = 4096,
-    policy: opt.PolicyName = "blend",
-    scope: opt.ScopeName = "layer",
-    staging: opt.Staging = None,
-    prefetch: opt.Prefetch = "auto",
-    device: opt.Device = "auto",
-    engine: opt.Engine = "auto",
-    dtype: opt.Dtype = "auto",
-    max_new_tokens: opt.MaxNewTokens = 256,
-    temperature: opt.Temperature = 0.0,
-    top_p: opt.TopP = None,
-    seed: opt.Seed = None,
     chat: opt.UseTemplate = None,
     trace: opt.TraceOut = None,
-    guesses: opt.Guesses = 0,
-    profile: opt.Profile = None,
-    learn: opt.Learn = None,
-    learn_every: opt.LearnEvery = 5.0,
-    prior: opt.Prior = 64,
-    allow_foreign: opt.AllowForeign = False,
-    pin: opt.Pin = None,
-    warm_pin: opt.WarmPin = "off",
-    trust_remote_code: opt.TrustRemoteCode = False,
+    record_lookahead: opt.RecordLookahead = 0,
+    guesses: opt.Guesses = None,
     stats: opt.Stats = False,
     plot: opt.Plot = None,
-    force: opt.Force = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Answer one prompt: the text goes to stdout as it comes, one line on what it cost to stderr.
 
     Example: hotset run ./Qwen3-30B-A3B --memory 25% -p "Perché il cielo è blu?" --learn italian-chat
     """
-    from hotset.cli.generate import Sampling
-    from hotset.cli.loading import Wanted, loaded_model
+    from hotset.cli.loading import loaded_model
     from hotset.cli.prompts import encode_prompt, read_prompt
     from hotset.cli.summary import experts_document, experts_views, run_document, summary_line
 
     text = read_prompt(prompt, file)
-    check_out(trace, force)
-    if guesses and trace is None:
-        raise HotsetError("--guesses are kept in a trace: pass --trace OUT, too")
+    check_out(trace, options.force)
+    lookahead = opt.lookahead_of(record_lookahead, guesses)
+    if lookahead and trace is None:
+        raise HotsetError("--record-lookahead is kept in a trace: pass --trace OUT, too")
     check_figure(plot)
-    wanted = Wanted(
-        model=model, memory=memory, host_memory=host_memory, policy=policy, scope=scope, device=device, dtype=dtype,
-        profile=profile, learn=learn, learn_every_minutes=learn_every, prior_tokens=prior, allow_foreign=allow_foreign,
-        pin=pin, warm_pin=warm_pin, prefetch=prefetch, engine=engine, staging=staging, context=context,
-        force=force, trust_remote_code=trust_remote_code, observe=stats or plot is not None,
-    )  # fmt: skip
-    sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    with loaded_model(wanted) as loaded:
+    with loaded_model(options) as loaded:
+        if stats or plot is not None:
+            loaded.model.hotset.observe()
         ids = encode_prompt(loaded, text, chat)
-        answer = _answer(loaded, ids, sampling, (lambda _: None) if as_json else show, trace, guesses)
+        answer = _answer(loaded, ids, sampling, (lambda _: None) if as_json else show, trace, lookahead)
         if plot is not None:
-            loaded.model.hotset.plot(plot, title=wanted.name)
+            loaded.model.hotset.plot(plot, title=options.name)
         if as_json:
             emit(run_document(loaded, answer) | (experts_document(loaded) if stats else {}), True)
         else:

@@ -33,11 +33,11 @@ def cost_document(loaded: Loaded) -> dict[str, Any]:
     """What the cache did, over prompts and answers together, and for the answers alone."""
     stats = loaded.stats()
     return {
-        "model": loaded.wanted.name,
+        "model": loaded.options.name,
         "engine": stats["engine"],
         "driven_by": stats.get("driven_by"),
-        "policy": loaded.wanted.policy,
-        "memory": loaded.wanted.memory,
+        "policy": loaded.options.policy,
+        "memory": loaded.options.memory,
         "resident_bytes": stats["resident_bytes"],
         "hit_rate": stats["hit_rate"],
         "decode_hit_rate": decode_hit_rate(stats),

@@ -13,7 +13,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope, SlotPlan, default_ahead
 from hotset.engine.kernels.cpu import GPU_WORK_BYTES, WORK_BYTES
-from hotset.errors import BudgetError, HotsetError
+from hotset.errors import BudgetError
 from hotset.models.footprint import Footprint
 from hotset.models.static_caches import length_for
 from hotset.policies import parse
@@ -23,9 +23,6 @@ from hotset.store import Catalog
 from hotset.trace import Phase
 from hotset.transfer.readers import default_threads
 
-CONTEXT_TOKENS = 4096
-"""The context that room is left for where no other is asked for."""
-MAX_CONTEXT = 1 << 28
 LIBRARIES_BYTES = 128 << 20
 """What libraries take once a model runs: compiled code, plans of multiplications, blocks that allocators keep."""
 _KEPT_PLANS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
@@ -134,13 +131,6 @@ def free_bytes(device: torch.device) -> int:
         return available_memory_bytes()
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + kept
-
-
-def check_context(context: int) -> int:
-    """A context that room can be left for."""
-    if isinstance(context, bool) or not isinstance(context, int) or not 1 <= context <= MAX_CONTEXT:
-        raise HotsetError(f"the context must be 1 to {MAX_CONTEXT:,} tokens, not {context!r}")
-    return context
 
 
 def bound_library_caches() -> None:

@@ -6,29 +6,29 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hotset.cache.learning import PRIOR_TOKENS
 from hotset.cache.plan import SlotPlan
 from hotset.errors import BudgetError, ModelError
-from hotset.models.account import CONTEXT_TOKENS, bound_library_caches
-from hotset.models.budget import AUTO
-from hotset.models.choose import Chooser, Settings
+from hotset.models.account import bound_library_caches
+from hotset.models.choose import Chooser
 from hotset.models.connect import connect, watch
 from hotset.models.handle import Handle
 from hotset.models.lean import remember_shapes
-from hotset.models.learning import LEARN_EVERY_S, Learning, begin
+from hotset.models.learning import begin, read_profile
 from hotset.models.shell import strip
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
+from hotset.options import Place, RunOptions, takes_options
 from hotset.owner import Owner
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.machine import available_memory_bytes
-from hotset.shape import Budget, format_size
+from hotset.shape import format_size
 from hotset.store import Catalog, LayerSource, Part, SlotLayout
 from hotset.store.catalog import Bytes
 from hotset.store.pack import Packer
@@ -36,29 +36,8 @@ from hotset.store.packed import open_packed
 from hotset.store.plan import PackLayer, PackPlan
 
 
-def attach(
-    model: Any,
-    *,
-    memory: str | Budget = AUTO,
-    policy: str = "blend",
-    host_memory: str | Budget = AUTO,
-    host_policy: str = "blend",
-    scope: str = "layer",
-    staging: int | None = None,
-    threads: int = 0,
-    profile: str | None = None,
-    learn: str | None = None,
-    learn_every_s: float = LEARN_EVERY_S,
-    prior_tokens: int = PRIOR_TOKENS,
-    allow_foreign: bool = False,
-    pin: str | None = None,
-    warm_pin: int | str = 0,
-    prefetch: str = AUTO,
-    engine: str = AUTO,
-    context: int = CONTEXT_TOKENS,
-    force: bool = False,
-    spill: str | Path | None = None,
-) -> Any:
+@takes_options(RunOptions, Place.ATTACH)
+def attach(model: Any, options: RunOptions) -> Any:
     """Keep only a budget's worth of a loaded model's experts in memory; returns the model.
 
     The experts are written to a temporary folder, in `spill` if given; it goes with `detach`, `model.hotset.close`, the
@@ -66,41 +45,28 @@ def attach(
     """
     if isinstance(getattr(model, "hotset", None), Handle):
         raise ModelError("hotset is attached to this model already: hotset.detach(model) first")
-    device = str(next(model.parameters()).device)
-    learning = Learning(
-        profile=profile,
-        learn=learn,
-        learn_every_s=learn_every_s,
-        prior_tokens=prior_tokens,
-        allow_foreign=allow_foreign,
-        pin=pin,
-        warm_pin=warm_pin,
-    )
-    settings = Settings(
-        memory, host_memory, policy, host_policy, device, scope, staging, threads, learning, prefetch, engine, context,
-        force,
-    )  # fmt: skip
+    options = replace(options, device=str(next(model.parameters()).device))
     sites = find_sites(model)
     try:
-        return _attach(model, sites, settings, spill)
+        return _attach(model, sites, options)
     except BaseException:
         _forget(model)
         raise
 
 
-def _attach(model: Any, sites: list[Site], settings: Settings, spill: str | Path | None) -> Any:
+def _attach(model: Any, sites: list[Site], options: RunOptions) -> Any:
     remember_shapes(model, {name for site in sites for name in site.parameters()})
     layouts = [layout_of(model, site) for site in sites]
-    known = settings.learning.read()
+    known = read_profile(options)
     bound_library_caches()
-    chooser = Chooser(settings, loaded=True)
+    chooser = Chooser(options, loaded=True)
     if chooser(model, sites, _unwritten(sites, layouts)):
-        handle = watch(model, sites, _planned(chooser), settings)
+        handle = watch(model, sites, _planned(chooser), options)
     else:
-        handle = _take_out(model, sites, layouts, chooser, spill)
+        handle = _take_out(model, sites, layouts, chooser)
     handle.remark(*chooser.notes)
     try:
-        begin(handle, settings.learning, known)
+        begin(handle, options, known)
     except BaseException:
         detach(model)  # the only copy of the experts is ours now
         raise
@@ -153,16 +119,14 @@ def blocks_of(model: Any, sites: Sequence[Site], layouts: Sequence[SlotLayout]) 
             yield layer, expert, block
 
 
-def _take_out(
-    model: Any, sites: list[Site], layouts: Sequence[SlotLayout], chooser: Chooser, spill: str | Path | None
-) -> Handle:
-    folder = Path(tempfile.mkdtemp(prefix="hotset-", dir=spill))
+def _take_out(model: Any, sites: list[Site], layouts: Sequence[SlotLayout], chooser: Chooser) -> Handle:
+    folder = Path(tempfile.mkdtemp(prefix="hotset-", dir=chooser.options.spill))
     try:
         layers = tuple(PackLayer(s.name, layout, s.experts) for s, layout in zip(sites, layouts, strict=True))
         with Packer(folder / "experts", PackPlan(layers), durable=False) as packer:
             packer.add_all(blocks_of(model, sites, layouts))
             packer.finish()
-        handle = connect(model, sites, open_packed(folder / "experts"), _planned(chooser), chooser.settings)
+        handle = connect(model, sites, open_packed(folder / "experts"), _planned(chooser), chooser.options)
     except BaseException:
         remove_folder(folder, Owner())
         raise

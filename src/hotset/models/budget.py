@@ -8,10 +8,10 @@ from hotset.cache.plan import Scope, SlotPlan
 from hotset.cache.plan import default_ahead as default_ahead
 from hotset.errors import BudgetError
 from hotset.models.site import Site
+from hotset.options.run import AUTO
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
-AUTO, OFF = "auto", "off"
 SAFETY = 0.05
 """The share of what is left for experts that `auto` leaves to others and to what no account foresees."""
 

@@ -11,120 +11,56 @@ import torch
 
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError, HotsetError
-from hotset.forecasts import parse as parse_forecast
 from hotset.models.account import (
-    CONTEXT_TOKENS,
     LIBRARIES_BYTES,
     Account,
-    check_context,
     compile_ahead,
     reading_bytes,
     take_account,
 )
-from hotset.models.budget import AUTO, OFF, plan_slots, shape_of, slots_for_guesses
-from hotset.models.learning import Learning
+from hotset.models.budget import plan_slots, shape_of, slots_for_guesses
+from hotset.models.device import torch_device
 from hotset.models.site import Site
-from hotset.policies import Policy, parse
+from hotset.options import RunOptions
+from hotset.options.run import AUTO, OFF
+from hotset.policies import parse
 from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
 HOST_SHARE = 0.8
-"""The share of free host memory that the RAM tier takes when nobody says how much."""
+"""The share of free host memory that the RAM tier takes when no size is given."""
 HOST_STAGING = 8
-ENGINES = (AUTO, "host", "device")
-"""Who drives a GPU: the device where it can, the host always can, or the device or nobody."""
-
-
-@dataclass
-class Settings:
-    """What a person chose, and the device that this comes to."""
-
-    memory: str | Budget = AUTO
-    host_memory: str | Budget = AUTO
-    policy: str = "blend"
-    host_policy: str = "blend"
-    device: str = AUTO
-    scope: str = "layer"
-    staging: int | None = None
-    threads: int = 0
-    learning: Learning = field(default_factory=Learning)
-    prefetch: str = AUTO  # off, auto, or a forecast
-    engine: str = AUTO  # auto, or who drives a GPU: "host" or "device"
-    context: int = CONTEXT_TOKENS  # tokens that room is left for
-    force: bool = False  # take a budget that memory does not seem to hold
-    switch: bool = False  # between the policy and lru, whichever does better
-
-    def __post_init__(self) -> None:
-        if self.policy == AUTO:
-            self.policy, self.switch = "blend", True
-        for name in (self.policy, self.host_policy):
-            _live(name)
-        if self.prefetch not in (OFF, AUTO):
-            parse_forecast(self.prefetch)
-        if self.engine not in ENGINES:
-            raise HotsetError(f"the engine is {', '.join(ENGINES[:-1])} or {ENGINES[-1]}, not {self.engine!r}")
-        check_context(self.context)
-        if self.scope not in tuple(Scope):
-            raise HotsetError(f'the scope must be "layer" or "pool", not {self.scope!r}')
-
-    def torch_device(self) -> torch.device:
-        """The device to compute on."""
-        if self.device == AUTO:
-            return (
-                torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-            )
-        try:
-            device = torch.device(self.device)
-        except RuntimeError as error:
-            raise HotsetError(f"no device is called {self.device!r}: use auto, cpu, cuda or cuda:N") from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise HotsetError("no CUDA device is here: leave --device out, or use --device cpu")
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise HotsetError(f"there is no {device}: the last device here is cuda:{torch.cuda.device_count() - 1}")
-        if device.type == "mps" and not torch.backends.mps.is_available():
-            raise HotsetError("no MPS device is here: leave --device out, or use --device cpu")
-        if device.type not in ("cpu", "cuda", "mps"):
-            raise HotsetError(f"hotset does not run on {device.type}: use cpu or cuda")
-        return device
-
-
-def _live(name: str) -> Policy:
-    """A policy that can be used while a model runs."""
-    policy = parse(name)
-    if policy.offline:
-        raise HotsetError(f"{policy.name} needs the future: use it in hotset simulate, and another policy here")
-    return policy
 
 
 @dataclass
 class Chooser:
     """Decides, once shapes and sizes are known, how many slots there will be."""
 
-    settings: Settings
+    options: RunOptions
     loaded: bool = False  # the whole model is in memory already
     plan: SlotPlan | None = None
     notes: list[str] = field(default_factory=list)
 
     def __call__(self, model: Any, sites: list[Site], catalog: Catalog) -> bool:
         """Plan the slots; true if every expert fits, so that the model is better loaded as it is."""
-        settings, shape = self.settings, shape_of(sites, catalog)
-        device = settings.torch_device()
-        if settings.engine == "device" and device.type != "cuda":
+        options, shape = self.options, shape_of(sites, catalog)
+        device = torch_device(options.device)
+        if options.engine == "device" and device.type != "cuda":
             raise HotsetError(f"--engine device is for a CUDA GPU, and this model runs on {device.type}: leave it out")
-        by_device = device.type == "cuda" and settings.engine != "host"
+        by_device = device.type == "cuda" and options.engine != "host"
         account = self._account(model, shape, catalog, device, by_device)
         self.plan = plan_slots(
-            settings.memory,
+            options.memory,
             shape,
-            scope=Scope(settings.scope),
-            staging=settings.staging,
+            scope=Scope(options.scope),
+            staging=options.staging,
             free_bytes=account.expert_bytes,
             on_gpu=device.type != "cpu",
             by_device=by_device,
-            ahead=0 if settings.prefetch == OFF else slots_for_guesses(shape, by_device),
+            ahead=0 if options.prefetch == OFF else slots_for_guesses(shape, by_device),
         )
-        if warning := self.plan.warning(parse(settings.policy).name):
+        if warning := self.plan.warning(parse(options.policy_spec).name):
             self.notes.append(warning)
         stock = all(site.stock for site in sites) and catalog.digests is None  # transformers cannot read packed blocks
         whole = stock and self.plan.cached >= shape.total_experts
@@ -143,26 +79,26 @@ class Chooser:
         self, model: Any, shape: ModelShape, catalog: Catalog, device: torch.device, by_device: bool
     ) -> Account:
         """What is free and what is needed; where memory is short, after all code is there that takes some of it."""
-        settings = self.settings
+        options = self.options
         take = partial(
             take_account,
             model,
             device,
             shape.top_k,
-            context=settings.context,
+            context=options.context,
             by_device=by_device,
             loaded=self.loaded,
-            reading_bytes=reading_bytes(catalog, settings.threads) if device.type == "cpu" else 0,
+            reading_bytes=reading_bytes(catalog, options.threads) if device.type == "cpu" else 0,
         )
         account = take()
         if device.type == "cpu" and account.expert_bytes < 2 * shape.total_experts * (shape.expert_bytes or 0):
-            compile_ahead(settings.policy)
+            compile_ahead(options.policy_spec)
             account = take()
         return account
 
     def _check(self, account: Account) -> None:
-        memory = self.settings.memory
-        if memory == AUTO or self.settings.force or self.plan is None:
+        memory = self.options.memory
+        if memory == AUTO or self.options.force or self.plan is None:
             return
         account.check(self.plan, memory if isinstance(memory, Budget) else Budget.parse(memory))
 
@@ -170,22 +106,22 @@ class Chooser:
         """Whether transformers can load all experts: it holds the pieces of one parameter beside the parameter."""
         shapes, dtypes = model._hotset_shapes, model._hotset_dtypes
         sizes = [math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()]
-        return self.settings.force or sum(sizes) + max(sizes) <= account.expert_bytes
+        return self.options.force or sum(sizes) + max(sizes) <= account.expert_bytes
 
 
-def host_plan(settings: Settings, plan: SlotPlan) -> SlotPlan:
+def host_plan(options: RunOptions, plan: SlotPlan) -> SlotPlan:
     """The slots of the RAM tier: all experts if they fit, for a copy from RAM is far cheaper than one from disk."""
     shape = plan.shape
     size = shape.expert_bytes or 1
     staging = HOST_STAGING
-    if settings.host_memory == AUTO:
+    if options.host_memory == AUTO:
         room = int(available_memory_bytes() * HOST_SHARE)
         slots = min(room // size - staging, shape.total_experts)
     else:
-        wished = settings.host_memory
+        wished = options.host_memory
         budget = wished if isinstance(wished, Budget) else Budget.parse(wished)
         slots = budget.slots_for(shape, staging)
-        _check_host(slots + (0 if slots >= shape.total_experts else staging), budget, shape, settings.force)
+        _check_host(slots + (0 if slots >= shape.total_experts else staging), budget, shape, options.force)
     if slots < shape.layers:
         raise BudgetError(
             f"the RAM tier would hold {max(slots, 0)} experts: give it at least {shape.layers} slots, "

@@ -14,16 +14,19 @@ from hotset.compiling import give_triton_a_folder
 from hotset.errors import HotsetError
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.account import chunk_bytes, free_bytes
-from hotset.models.budget import AUTO, OFF
-from hotset.models.choose import Settings, host_plan
+from hotset.models.choose import host_plan
+from hotset.models.device import torch_device
 from hotset.models.footprint import Footprint
 from hotset.models.gates import Gates
 from hotset.models.handle import Handle
+from hotset.models.learning import warm_pin_tokens
 from hotset.models.patches import refuse_copies, refuse_in_children, refuse_saving, show_handle
 from hotset.models.prompt_chunks import PromptChunks
 from hotset.models.site import Forward, Site
 from hotset.models.tap import Tap
 from hotset.models.tracker import StepTracker
+from hotset.options import RunOptions
+from hotset.options.run import AUTO, OFF
 from hotset.policies import parse
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.cpu import CpuEngine
@@ -38,15 +41,15 @@ if TYPE_CHECKING:
     from hotset.runtime.device import DeviceEngine
 
 
-def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, settings: Settings) -> Handle:
+def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, options: RunOptions) -> Handle:
     """Serve the experts of a model from slots."""
-    engine = make_engine(catalog, sites, plan, settings)
-    handle = connect_engine(model, sites, engine, prompt_chunks(model, engine, settings))
-    if plan.ahead and settings.prefetch != OFF:
-        engine.guesser = guesser = make_guesser(model, sites, engine, settings)
+    engine = make_engine(catalog, sites, plan, options)
+    handle = connect_engine(model, sites, engine, prompt_chunks(model, engine, options))
+    if plan.ahead and options.prefetch != OFF:
+        engine.guesser = guesser = make_guesser(model, sites, engine, options)
         engine.wants_tokens = guesser.forecast.name in ("token", "best")
     try:
-        drive_by_device(model, handle, settings)
+        drive_by_device(model, handle, options)
     except BaseException:
         handle.close()  # nobody else knows of its threads and memory yet
         handle.lift()
@@ -54,8 +57,8 @@ def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, set
     engine.supervisor = Supervisor(
         engine.controller,
         handle.remark,
-        switch=settings.switch,
-        warm_pin_tokens=settings.learning.warm_pin_tokens,
+        switch=options.switches_policy,
+        warm_pin_tokens=warm_pin_tokens(options),
     )
     if engine.kind == "cuda" and not getattr(engine, "pinned", True):
         handle.remark("the system refused to lock the RAM tier's memory, so copies are slower: raise ulimit -l")
@@ -74,42 +77,42 @@ def connect_engine(model: Any, sites: list[Site], engine: CachingEngine, chunks:
     return handle
 
 
-def watch(model: Any, sites: list[Site], plan: SlotPlan, settings: Settings) -> Handle:
+def watch(model: Any, sites: list[Site], plan: SlotPlan, options: RunOptions) -> Handle:
     """Leave a model as it is, and only count its passes and record its routing when asked."""
     stock = [site.stock for site in sites if site.stock is not None]
-    engine = StockEngine(Controller(plan, parse(settings.policy)), stock)
-    handle = _handle(model, engine, sites, prompt_chunks(model, engine, settings))
+    engine = StockEngine(Controller(plan, parse(options.policy_spec)), stock)
+    handle = _handle(model, engine, sites, prompt_chunks(model, engine, options))
     tracker = handle.tracker
     handle.tap = Tap(lambda: [site.install(_forward(engine, tracker, layer, site)) for layer, site in enumerate(sites)])
     return handle
 
 
-def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, settings: Settings) -> CachingEngine:
+def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, options: RunOptions) -> CachingEngine:
     """The engine for the device."""
-    controller = Controller(plan, parse(settings.policy))
+    controller = Controller(plan, parse(options.policy_spec))
     maths = [site.math for site in sites]
-    device = settings.torch_device()
+    device = torch_device(options.device)
     if device.type == "cpu":
-        return CpuEngine(controller, catalog, maths, threads=settings.threads, force=settings.force)
+        return CpuEngine(controller, catalog, maths, threads=options.threads, force=options.force)
     from hotset.runtime.host import HostTier
 
     host = HostTier(
         catalog,
-        host_plan(settings, plan),
-        parse(settings.host_policy),
-        threads=settings.threads,
-        force=settings.force,
+        host_plan(options, plan),
+        parse(options.host_policy),
+        threads=options.threads,
+        force=options.force,
     )
     if device.type == "cuda":
         give_triton_a_folder()
-    return _device_engine(settings)(controller, catalog, maths, host, device, kernel=slot_kernel(device))
+    return _device_engine(options)(controller, catalog, maths, host, device, kernel=slot_kernel(device))
 
 
-def _device_engine(settings: Settings) -> type[DeviceEngine]:
+def _device_engine(options: RunOptions) -> type[DeviceEngine]:
     """The engine that the device drives, where Triton is there to write its kernels; else that of the host."""
     from hotset.runtime.device import DeviceEngine
 
-    if settings.engine == "host" or settings.torch_device().type != "cuda":
+    if options.engine == "host" or torch_device(options.device).type != "cuda":
         return DeviceEngine
     try:
         from hotset.runtime.graph.engine import GraphEngine
@@ -118,36 +121,36 @@ def _device_engine(settings: Settings) -> type[DeviceEngine]:
     return GraphEngine
 
 
-def drive_by_device(model: Any, handle: Handle, settings: Settings) -> None:
+def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
     """Have decode steps captured and replayed, where that is possible; else say in a line why not."""
     engine = handle.engine
-    if engine.kind != "cuda" or settings.engine == "host":
+    if engine.kind != "cuda" or options.engine == "host":
         return
     reason = "Triton is missing" if not hasattr(engine, "why_not") else engine.why_not()
     if reason is None:
         from hotset.models.decode_graph import DecodeGraphs
 
-        gates = None if settings.prefetch == OFF else handle.find_gates()
+        gates = None if options.prefetch == OFF else handle.find_gates()
         if gates is None:
             engine.wants_tokens = False  # the device goes on demand alone, and to ask for tokens is to wait for it
         else:
             engine.next_gate = gates.scores  # type: ignore[attr-defined]
         engine.fill_host()  # type: ignore[attr-defined]
-        demanded = settings.engine == "device"
+        demanded = options.engine == "device"
         current = handle.tracker.current
         graphs = DecodeGraphs(model, engine, current, remark=handle.remark, demanded=demanded)  # type: ignore[arg-type]
         handle.on_close(graphs.install())
-    elif settings.engine == "device":
+    elif options.engine == "device":
         raise HotsetError(f"the device cannot drive this model: {reason}; leave --engine out, or use --engine host")
     else:
         handle.remark(f"the host drives the GPU, for {reason}")
 
 
-def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, settings: Settings) -> ForecastGuesser:
+def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, options: RunOptions) -> ForecastGuesser:
     """Whoever says what to fetch ahead: the forecast named, or the next layers' gates where that pays."""
     gates = Gates.of(model, sites)
-    named = settings.prefetch != AUTO
-    forecast = parse_forecast(settings.prefetch if named else "gate" if gates is not None else "best")
+    named = options.prefetch != AUTO
+    forecast = parse_forecast(options.prefetch if named else "gate" if gates is not None else "best")
     shape, most = engine.shape, engine.controller.plan.ahead
     payoff = Payoff(shape.layers, auto=not named, most=most)
     gate, slot_of = None if gates is None else gates.guess, engine.controller.table.slot_of
@@ -165,14 +168,14 @@ def slot_kernel(device: torch.device) -> Any:
     return rows_times_slots
 
 
-def prompt_chunks(model: Any, engine: Engine, settings: Settings) -> PromptChunks:
+def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChunks:
     """What splits long prompts, and refuses those that there is no memory for."""
-    device = settings.torch_device()
+    device = torch_device(options.device)
     return PromptChunks(
         Footprint.of(model, engine.shape.top_k),
         chunk_bytes(device),
         lambda: free_bytes(device) - engine.untouched_bytes(),
-        settings.force,
+        options.force,
     )
 
 

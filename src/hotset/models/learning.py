@@ -3,124 +3,91 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hotset.cache.controller import Controller
-from hotset.cache.learning import PRIOR_TOKENS, hottest, prime
+from hotset.cache.learning import hottest, prime
 from hotset.cache.plan import Scope
 from hotset.cache.warm_pin import AUTO_TOKENS
 from hotset.errors import HotsetError
 from hotset.models.keeping import Keeper, Learner
+from hotset.options import RunOptions
+from hotset.options.run import AUTO, OFF, pin_share
 from hotset.policies import Grid
 from hotset.profile import Profile
 from hotset.profile.folder import check_writable, locate
 from hotset.runtime.caching import CachingEngine
-from hotset.shape import Budget, ExpertKey
+from hotset.shape import ExpertKey
 
 if TYPE_CHECKING:
     from hotset.models.handle import Handle
 
-LEARN_EVERY_S = 300.0
+
+def source_of(options: RunOptions) -> str | None:
+    """The profile to begin with: the one named, or the one that is learnt if it exists already."""
+    if options.profile is None and options.learn is not None and locate(str(options.learn)).exists():
+        return str(options.learn)
+    return None if options.profile is None else str(options.profile)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Learning:
-    """Which profile to begin with, which one to write, and what to pin."""
-
-    profile: str | None = None
-    learn: str | None = None
-    learn_every_s: float = LEARN_EVERY_S
-    prior_tokens: int = PRIOR_TOKENS
-    allow_foreign: bool = False
-    pin: str | None = None
-    warm_pin: int | str = 0
-
-    def __post_init__(self) -> None:
-        if self.learn_every_s <= 0:
-            raise HotsetError("a profile is saved every so many seconds: give more than 0")
-        if self.prior_tokens < 0:
-            raise HotsetError("a profile is worth so many tokens of evidence: give 0 or more")
-        if self.pin is not None:
-            pin_share(self.pin)
-        _ = self.warm_pin_tokens
-
-    @property
-    def warm_pin_tokens(self) -> int:
-        """The tokens to observe before anything is protected; 0 is never."""
-        words = {"auto": AUTO_TOKENS, "off": 0}
-        found = words.get(self.warm_pin, self.warm_pin) if isinstance(self.warm_pin, str) else self.warm_pin
-        if isinstance(found, str) and found.isdigit():
-            found = int(found)
-        if not isinstance(found, int) or found < 0:
-            raise HotsetError(f"--warm-pin takes a number of tokens, auto or off, not {self.warm_pin!r}")
-        return found
-
-    @property
-    def source(self) -> str | None:
-        """The profile to begin with: the one named, or the one that is learnt if there is one already."""
-        if self.profile is None and self.learn is not None and locate(self.learn).exists():
-            return self.learn
-        return self.profile
-
-    def read(self) -> Profile | None:
-        """The profile to begin with; a file that is none is refused before a model is loaded."""
-        return None if self.source is None else Profile.load(locate(self.source))
+def read_profile(options: RunOptions) -> Profile | None:
+    """The profile to begin with; what cannot be read, or written later, is refused before a model is loaded."""
+    if options.learn is not None:
+        check_writable(locate(str(options.learn)))
+    source = source_of(options)
+    if source is None and options.pin is not None:
+        raise HotsetError("--pin needs to know which experts are hot: name a profile, or pin while the model runs")
+    return None if source is None else Profile.load(locate(source))
 
 
-def begin_or_close(handle: Handle, learning: Learning, profile: Profile | None) -> None:
+def warm_pin_tokens(options: RunOptions) -> int:
+    """The tokens to observe before anything is protected; 0 is never."""
+    words = {AUTO: AUTO_TOKENS, OFF: 0}
+    return words[str(options.warm_pin)] if options.warm_pin in words else int(options.warm_pin)
+
+
+def begin_or_close(handle: Handle, options: RunOptions, profile: Profile | None) -> None:
     """Begin with what was learnt; a model for which that is refused is not left half open."""
     try:
-        begin(handle, learning, profile)
+        begin(handle, options, profile)
     except BaseException:
         handle.close()
         raise
 
 
-def begin(handle: Handle, learning: Learning, profile: Profile | None) -> None:
+def begin(handle: Handle, options: RunOptions, profile: Profile | None) -> None:
     """Start warm, pin, and go on learning, as far as that was asked for."""
-    if learning.learn is not None:
-        keep_learning(handle, learning)
+    if options.learn is not None:
+        keep_learning(handle, options)
     if profile is not None:
-        profile.check(handle.engine.shape, handle.fingerprint, allow_foreign=learning.allow_foreign)
+        profile.check(handle.engine.shape, handle.fingerprint, allow_foreign=options.allow_foreign)
         handle.profile = profile
     if not isinstance(handle.engine, CachingEngine):
-        if profile is not None or learning.pin or learning.warm_pin_tokens:
+        if profile is not None or options.pin or warm_pin_tokens(options):
             handle.remark("all experts are in memory: there is nothing to warm or to pin")
         return
-    if profile is None:
-        if learning.pin:
-            raise HotsetError("--pin needs to know which experts are hot: name a profile, or pin while the model runs")
-        return
-    warm_start(handle.engine, profile, learning)
+    if profile is not None:
+        warm_start(handle.engine, profile, options)
 
 
-def warm_start(engine: CachingEngine, profile: Profile, learning: Learning) -> None:
+def warm_start(engine: CachingEngine, profile: Profile, options: RunOptions) -> None:
     """Let all policies know what the profile knows, and fill the slots in the background."""
     for controller in engine.controllers():
-        prime(controller, profile, learning.prior_tokens)
-    pins = [] if learning.pin is None else hottest_share(engine.controller, profile.hotness(), learning.pin)
+        prime(controller, profile, options.prior_tokens)
+    pins = [] if options.pin is None else hottest_share(engine.controller, profile.hotness(), options.pin)
     engine.warm(hottest(profile), pins)
 
 
-def keep_learning(handle: Handle, learning: Learning) -> None:
+def keep_learning(handle: Handle, options: RunOptions) -> None:
     """Write a profile every few minutes and when the model is closed."""
-    path = locate(str(learning.learn))
-    keeper = Keeper(handle.engine, handle.fingerprint, path, allow_foreign=learning.allow_foreign)
+    path = locate(str(options.learn))
+    keeper = Keeper(handle.engine, handle.fingerprint, path, allow_foreign=options.allow_foreign)
     check_writable(path)
     handle.observe()
-    learner = Learner(keeper, learning.learn_every_s, handle.remark)
+    learner = Learner(keeper, 60 * options.learn_every, handle.remark)
     handle.on_close(learner.stop)
-
-
-def pin_share(text: str) -> Budget:
-    """Read how much to pin: "20%" of the slots, or "64 slots"."""
-    share = Budget.parse(text)
-    if share.size_bytes is not None:
-        raise HotsetError(f'pins are a share of the cache ("20%") or a number of slots ("64 slots"), not "{text}"')
-    return share
 
 
 def hottest_share(controller: Controller, heat: Grid, text: str) -> list[ExpertKey]:

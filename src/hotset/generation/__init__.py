@@ -1,0 +1,1 @@
+"""Text in, text out, for models that run through hotset."""
