@@ -29,7 +29,7 @@ from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.budget import slots_for_guesses
-from hotset.models.connect import connect_engine, slot_kernel
+from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
 from hotset.runtime.forecasting import ForecastGuesser
 from hotset.runtime.graph.engine import GraphEngine
@@ -75,7 +75,7 @@ class Trial:
         controller = Controller(plan, policies.parse(bench.policy))
         maths = [site.math for site in bench.sites]
         self.engine = GraphEngine(
-            controller, bench.catalog, maths, bench.host, device, kernel=slot_kernel(device), pinned=True
+            controller, bench.catalog, maths, bench.host, device, pinned=True
         )
         if share == 1.0:
             self._fill()

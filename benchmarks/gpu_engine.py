@@ -20,7 +20,7 @@ from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.models.attach import layout_of
 from hotset.models.budget import default_staging, shape_of
-from hotset.models.connect import connect_engine, slot_kernel
+from hotset.models.connect import connect_engine
 from hotset.models.lean import remember_shapes
 from hotset.models.shell import strip
 from hotset.models.sites import find_sites
@@ -119,7 +119,7 @@ class Bench:
         plan = SlotPlan(self.shape, slots, staging=default_staging(self.shape, on_gpu=True))
         engine = DeviceEngine(
             Controller(plan, policies.parse(self.policy)), self.catalog, [site.math for site in self.sites],
-            self.host, torch.device(DEVICE, 0), kernel=slot_kernel(torch.device(DEVICE)), pinned=True,
+            self.host, torch.device(DEVICE, 0), pinned=True,
         )  # fmt: skip
         if share == 1.0:
             engine.controller.table.slot_of[:] = self.host.controller.table.slot_of

@@ -126,7 +126,7 @@ class Bench:
     def row(self, tokens: int, peak: float) -> dict[str, Any]:
         """The figures of one number of tokens."""
         shape = self.shape
-        kernels = TritonExperts(self.arena, self.layout, self.math, torch.bfloat16, top_k=shape.top_k)
+        kernels = TritonExperts(self.arena, self.layout, self.math, top_k=shape.top_k)
         began = time.perf_counter()
         kernels.warm_up(tokens)
         tuning_s = time.perf_counter() - began

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 
 import tiny_models as tiny
 
-from hotset.engine.kernels.cpu import SlotExperts
+from hotset.engine.kernels.cpu import RowExperts
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.sites import find_sites
 from hotset.runtime.arena import Arena, poison
@@ -96,6 +96,6 @@ def expected(sample: Sample, routing: Routing) -> Tensor:
     pairs, ends = event.places(None)
     places = torch.from_numpy(np.ascontiguousarray(pairs)).to(DEVICE)
     slots = [sample.slot(int(expert)) for expert in event.experts]
-    experts = SlotExperts(sample.arena, sample.layout, sample.math)
+    experts = RowExperts(sample.arena, sample.layout, sample.math)
     event.put(places, experts(event.rows(places), slots, ends))
     return event.total()

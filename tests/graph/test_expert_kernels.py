@@ -61,7 +61,7 @@ def _rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kernels_of(sample: samples.Sample, top_k: int, choices: Any = WIDE, **options: Any) -> TritonExperts:
     kernels = TritonExperts(
-        sample.arena, sample.layout, sample.math, sample.dtype, top_k=top_k, choices=choices, **options
+        sample.arena, sample.layout, sample.math, top_k=top_k, choices=choices, **options
     )
     kernels.scratch.hidden.fill_(math.nan)
     kernels.scratch.raw.fill_(math.nan)
@@ -283,7 +283,7 @@ def test_what_is_not_supported_is_said_in_words() -> None:
     quantised = SlotLayout.of([Part("up", (16, 8), "float8_e4m3fn"), Part("down", (8, 8), "bfloat16")])
     assert "float8" in TritonExperts.supports(ExpertSpec("up", "down", gate), quantised)
     with pytest.raises(ValueError, match="norm"):
-        TritonExperts(None, layout, ExpertSpec("up", "down", gate, norm=gate), torch.bfloat16, top_k=1)
+        TritonExperts(None, layout, ExpertSpec("up", "down", gate, norm=gate), top_k=1)
 
 
 PROBLEM = Problem("up", 768, 2048, "bfloat16", False, True, 1, 8)

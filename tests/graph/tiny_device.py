@@ -17,7 +17,7 @@ from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.models import decode_graph
 from hotset.models.budget import shape_of
-from hotset.models.connect import connect_engine, slot_kernel
+from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.runtime.arena import poison
@@ -107,7 +107,7 @@ def load(
     host = HostTier(lean.catalog, SlotPlan(shape, shape.total_experts), policies.parse("lru"))
     controller = Controller(SlotPlan(shape, slots, Scope.LAYER, staging, ahead), policies.parse(policy))
     maths = [site.math for site in lean.sites]
-    engine = GraphEngine(controller, lean.catalog, maths, host, DEVICE, kernel=slot_kernel(DEVICE), pinned=not CUDA)
+    engine = GraphEngine(controller, lean.catalog, maths, host, DEVICE, pinned=not CUDA)
     poison(engine.arena)
     poison(host.arena)
     handle = connect_engine(model, lean.sites, engine)

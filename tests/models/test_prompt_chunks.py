@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import hotset  # noqa: E402
 from hotset import Phase, policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
-from hotset.engine.kernels.cpu import SlotExperts  # noqa: E402
+from hotset.engine.kernels.cpu import RowExperts  # noqa: E402
 from hotset.errors import BudgetError  # noqa: E402
 from hotset.models import connect  # noqa: E402
 from hotset.models.footprint import MIN_ROWS, Footprint  # noqa: E402
@@ -171,8 +171,8 @@ def test_positions_that_turn_by_the_length_of_the_prompt_are_not_split(stock: An
 
 
 def test_rows_are_computed_in_parts_and_every_expert_s_parts_depend_on_its_own_rows_alone() -> None:
-    experts = SlotExperts.__new__(SlotExperts)
-    experts.most_rows = 10
+    experts = RowExperts.__new__(RowExperts)
+    experts.max_inputs = 10
     ends = [3, 7, 9, 40, 41, 55]
     parts = list(experts.parts(ends))
     assert [part.begin for part in parts] == [0, *(part.end for part in parts[:-1])]
@@ -189,7 +189,7 @@ def test_a_large_event_in_parts_computes_the_same_bits() -> None:
         layer = model.model.layers[0].mlp
         whole = layer(hidden[None])
         for experts in model.hotset.engine.layers:
-            experts.most_rows = 150
+            experts.max_inputs = 150
         assert torch.equal(layer(hidden[None])[0] if isinstance(whole, tuple) else layer(hidden[None]), whole)
 
 

@@ -13,6 +13,8 @@ pytest.importorskip("transformers")
 from hotset import policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.engine.kernels import gpu_kernels  # noqa: E402
+from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
 from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
 from hotset.runtime.arena import poison  # noqa: E402
@@ -36,19 +38,18 @@ def stock() -> Any:
     return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
 
 
-def plain_kernel(
-    x: Any, weights: Any, biases: Any, slots: Any, out: Any, *, transposed: bool, pairs_per_row: int
-) -> None:
-    """What the Triton kernel does, in torch."""
-    for pair, slot in enumerate(slots.tolist()):
-        if slot >= 0:
-            matrix = weights[slot] if transposed else weights[slot].T
-            out[pair] = x[pair // pairs_per_row] @ matrix
-            if biases is not None:
-                out[pair] += biases[slot]
+class FewAtOnce(GroupedKernels):
+    """Says of few tokens what kernels in Triton say of them, and computes by torch."""
+
+    def few(self, batch: Any) -> bool:
+        return batch.tokens * batch.top_k <= 64
 
 
-def load(slots: int, staging: int, host_slots: int, kernel: Any, scope: Scope = Scope.LAYER, ahead: int = 0) -> Any:
+def few_at_once(arena: Any, layout: Any, spec: Any, top_k: int) -> Any:
+    return FewAtOnce(arena, layout, spec)
+
+
+def load(slots: int, staging: int, host_slots: int, kernels: Any, scope: Scope = Scope.LAYER, ahead: int = 0) -> Any:
     from transformers import AutoModelForCausalLM
 
     from hotset.models.budget import shape_of
@@ -63,22 +64,22 @@ def load(slots: int, staging: int, host_slots: int, kernel: Any, scope: Scope = 
     host = HostTier(lean.catalog, SlotPlan(shape, host_slots, staging=host_staging), policies.parse("lru"))
     controller = Controller(SlotPlan(shape, slots, scope, staging, ahead), policies.parse("blend"))
     maths = [site.math for site in lean.sites]
-    engine = DeviceEngine(controller, lean.catalog, maths, host, torch.device("cpu"), kernel=kernel)
+    engine = DeviceEngine(controller, lean.catalog, maths, host, torch.device("cpu"), kernels=kernels)
     poison(engine.arena)
     poison(host.arena)
     connect_engine(model, lean.sites, engine)
     return model
 
 
-@pytest.mark.parametrize("kernel", [None, plain_kernel])
+@pytest.mark.parametrize("kernels", [gpu_kernels, few_at_once])
 @pytest.mark.parametrize(
     ("slots", "staging", "host_slots"),
     [(8, 1, 64), (64, 2, 64), (64, 8, 512), (128, 3, 100), (300, 8, 512), (504, 5, 40)],
 )
 def test_a_device_with_a_ram_tier_computes_what_stock_does(
-    stock: Any, kernel: Any, slots: int, staging: int, host_slots: int
+    stock: Any, kernels: Any, slots: int, staging: int, host_slots: int
 ) -> None:
-    model = load(slots, staging, host_slots, kernel)
+    model = load(slots, staging, host_slots, kernels)
     generator = torch.Generator().manual_seed(slots + staging)
     with torch.no_grad():
         for length in (1, 3, 40, 1, 7):
@@ -108,7 +109,7 @@ def test_a_prompt_that_follows_the_load_finds_a_ram_tier_that_is_still_being_fil
         return os.preadv(*arguments)
 
     monkeypatch.setattr(store_file, "_preadv", slow)
-    model = load(64, 8, 512, None)
+    model = load(64, 8, 512, gpu_kernels)
     engine = model.hotset.engine
     order = np.random.default_rng(seed).permutation(512).tolist()
     filler = Warmer(engine._host_reader.steps([ExpertKey(*divmod(place, 64)) for place in order]))
@@ -138,7 +139,7 @@ def reread(engine: Any, key: ExpertKey) -> Any:
 
 
 def test_it_loads_what_the_simulator_says(stock: Any) -> None:
-    model = load(128, 8, 512, plain_kernel, Scope.POOL)
+    model = load(128, 8, 512, few_at_once, Scope.POOL)
     live: list[Any] = []
     model.hotset.engine.listener = lambda layer, rows: live.append(np.column_stack([np.full(len(rows), layer), rows]))
     with model.hotset.trace() as recorder:
@@ -156,7 +157,7 @@ def test_a_failing_disk_behind_the_ram_tier_leaves_it_in_order(stock: Any, monke
     from hotset.errors import StoreError
     from hotset.transfer import file as store_file
 
-    model = load(64, 4, 100, None)
+    model = load(64, 4, 100, gpu_kernels)
     ids = torch.arange(100, 130).unsqueeze(0)
 
     def broken(*_: Any) -> int:
@@ -176,7 +177,7 @@ def test_a_failing_disk_behind_the_ram_tier_leaves_it_in_order(stock: Any, monke
     ("slots", "staging", "host_slots"), [(8, 1, 64), (64, 2, 64), (64, 8, 512), (128, 3, 100), (504, 5, 40)]
 )
 def test_gradients_through_a_ram_tier_are_stocks(stock: Any, slots: int, staging: int, host_slots: int) -> None:
-    model = load(slots, staging, host_slots, plain_kernel)
+    model = load(slots, staging, host_slots, few_at_once)
     ids = torch.tensor([[5, 900, 31, 7, 77, 1200]])
     found = []
     for one in (stock, model):

@@ -142,27 +142,3 @@ def test_pins_change_on_a_running_device(tokenizer: Any) -> None:
     model.hotset.unpin()
     assert model.hotset.pins() == []
     model.hotset.close()
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(96, 64), (1536, 2048), (257, 130)])
-def test_the_slot_kernel_multiplies_like_torch(transposed: bool, bias: bool, shape: tuple[int, int]) -> None:
-    from hotset.runtime.slot_kernels import rows_times_slots
-
-    n, k = shape
-    generator = torch.Generator("cuda").manual_seed(0)
-    weights = torch.randn((6, k, n) if transposed else (6, n, k), generator=generator, device="cuda").bfloat16()
-    biases = torch.randn((6, n), generator=generator, device="cuda").bfloat16() if bias else None
-    x = torch.randn((3, k), generator=generator, device="cuda").bfloat16()
-    slots = torch.tensor([4, -1, 0, 5, 5, 2], dtype=torch.int32, device="cuda")
-    out = torch.full((6, n), 7.0, device="cuda", dtype=torch.bfloat16)
-    rows_times_slots(x, weights, biases, slots, out, transposed=transposed, pairs_per_row=2)
-    for pair, slot in enumerate(slots.tolist()):
-        if slot < 0:
-            assert (out[pair] == 7).all()
-            continue
-        matrix = weights[slot] if transposed else weights[slot].T
-        expected = x[pair // 2].double() @ matrix.double()
-        expected = expected + biases[slot].double() if biases is not None else expected
-        assert torch.allclose(out[pair].double(), expected, rtol=2e-2, atol=2e-2 * k**0.5)

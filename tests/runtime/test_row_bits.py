@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from hotset.engine.kernels.cpu import SERIAL, SlotExperts, by_expert
+from hotset.engine.kernels.cpu import SERIAL, RowExperts, by_expert
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated
 from hotset.runtime.arena import Arena
@@ -101,7 +101,7 @@ def test_experts_in_slots_compute_alone_what_they_compute_together(name: str, wi
     arena = Arena.in_ram(len(slots), 4096 * -(-layout.used_bytes // 4096))
     for part in layout.parts:
         arena.view(part).normal_(std=0.3)
-    experts = SlotExperts(arena, layout, ExpertSpec("up", "down", gate))
+    experts = RowExperts(arena, layout, ExpertSpec("up", "down", gate))
     rows = torch.randn(sum(COUNTS), hidden)
     together = experts(rows, slots, ends_of(COUNTS))
     ranges = zip(slots, rows.split_with_sizes(COUNTS), COUNTS, strict=True)

@@ -12,7 +12,7 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope, SlotPlan, default_ahead
-from hotset.engine.kernels.cpu import GPU_WORK_BYTES, WORK_BYTES
+from hotset.engine.kernels import cpu, grouped
 from hotset.errors import BudgetError
 from hotset.models.footprint import Footprint
 from hotset.models.static_caches import length_for
@@ -102,7 +102,8 @@ def take_account(
 def work_bytes(footprint: Footprint, device: torch.device, context: int) -> int:
     """The activations of a chunk at the end of such a context, with the experts' own and what libraries take."""
     rows = min(footprint.rows_within(chunk_bytes(device), 1, context), context)
-    own = GPU_WORK_BYTES + GPU_LIBRARIES_BYTES if device.type == "cuda" else WORK_BYTES + LIBRARIES_BYTES
+    gpu = device.type == "cuda"
+    own = grouped.WORK_BYTES + GPU_LIBRARIES_BYTES if gpu else cpu.WORK_BYTES + LIBRARIES_BYTES
     return footprint.pass_bytes(1, rows, context) + own
 
 

@@ -105,7 +105,7 @@ def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, options
     )
     if device.type == "cuda":
         give_triton_a_folder()
-    return _device_engine(options)(controller, catalog, maths, host, device, kernel=slot_kernel(device))
+    return _device_engine(options)(controller, catalog, maths, host, device)
 
 
 def _device_engine(options: RunOptions) -> type[DeviceEngine]:
@@ -155,17 +155,6 @@ def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, optio
     payoff = Payoff(shape.layers, auto=not named, most=most)
     gate, slot_of = None if gates is None else gates.guess, engine.controller.table.slot_of
     return ForecastGuesser(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)
-
-
-def slot_kernel(device: torch.device) -> Any:
-    """The kernel for few rows, or None where Triton is missing and plain torch has to do."""
-    if device.type != "cuda":
-        return None
-    try:
-        from hotset.runtime.slot_kernels import rows_times_slots
-    except ImportError:
-        return None
-    return rows_times_slots
 
 
 def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChunks:

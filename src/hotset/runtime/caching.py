@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
-from hotset.engine.kernels.cpu import SlotExperts
+from hotset.engine.kernels import ExpertKernels
 from hotset.engine.slots import Loads, SlotCache
 from hotset.errors import BudgetError, ClosedError, HotsetError, StoreError
 from hotset.runtime.ahead import AheadSlots
@@ -68,7 +68,7 @@ class CachingEngine(Engine):
         self._experts = [len(layer.experts) for layer in catalog.layers]
         self._broken = False  # the device has failed
         self._closed = False
-        self.layers: list[SlotExperts] = []
+        self.layers: Sequence[ExpertKernels] = ()
         self._begun: Begun | None = None
         self._serving = threading.Lock()  # locked while an event is served, whatever ends that
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
-from hotset.engine.kernels.cpu import SlotExperts
+from hotset.engine.kernels.cpu import PerExpertKernels
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.slots import Loads
 from hotset.runtime.ahead import AheadOfDisk, Guess
@@ -46,7 +46,8 @@ class CpuEngine(CachingEngine):
         self.arena = Arena.in_ram(self.cache.num_rows, catalog.slot_bytes, force=force)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads)
         self.layers = [
-            SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
+            PerExpertKernels(self.arena, source.layout, math)
+            for source, math in zip(catalog.layers, maths, strict=True)
         ]
         if plan.ahead:
             self.ahead = AheadOfDisk(self.cache, catalog, self.readers)
@@ -55,20 +56,8 @@ class CpuEngine(CachingEngine):
 
     def compute(self, layer: int, event: LiveEvent, which: Which) -> None:
         """Compute some of the event's experts, all of them resident, or all."""
-        if which is None and event.single:
-            # One token whose experts are all here: computed in the router's order, nothing has to be put in its place.
-            rows = self.cache.rows_of(layer, event.flat).tolist()
-            event.take(self.layers[layer](event.hidden, rows, range(1, len(rows) + 1)))
-            return
         experts = event.experts if which is None else event.experts[which]
-        self._compute_in(layer, event, which, self.cache.rows_of(layer, experts).tolist())
-
-    def _compute_in(self, layer: int, event: LiveEvent, which: Which, rows: Sequence[int]) -> None:
-        pairs, ends = event.places(which)
-        for first, last, begin, end in self.layers[layer].parts(ends):
-            places = torch.from_numpy(pairs[begin:end])
-            stops = [min(stop, end) - begin for stop in ends[first:last]]
-            event.put(places, self.layers[layer](event.rows(places), rows[first:last], stops))
+        self.layers[layer].run(event, experts, self.cache.rows_of(layer, experts))
 
     def fetch_and_compute(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Bring in what is missing and compute everything: residents first, the rest as it arrives."""
@@ -87,7 +76,7 @@ class CpuEngine(CachingEngine):
             self.clock.stall_s += time.perf_counter() - began
             self.arrived.update(arrived)
             rows = [where.pop(expert) for expert in arrived]
-            self._compute_in(layer, event, event.positions(arrived), rows)
+            self.compute_rows(layer, event, arrived, rows)
             free += [row for row in rows if row in self.cache.staging]
             self._give_back(arrived)
             self._send_staged(layer, flight, staged, free, where)
@@ -162,7 +151,7 @@ class CpuEngine(CachingEngine):
 
     def compute_rows(self, layer: int, event: LiveEvent, experts: Sequence[int], rows: Sequence[int]) -> None:
         """Compute some of the event's experts, which lie in these rows."""
-        self._compute_in(layer, event, event.positions(list(experts)), rows)
+        self.layers[layer].run(event, np.array(experts, np.int32), np.array(rows, np.int64))
 
     def fetch(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert as in a slot, good until the next call of anything; for use between passes."""

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
-from hotset.engine.kernels.cpu import SlotExperts, SlotLinear
-from hotset.engine.kernels.spec import ExpertSpec
+from hotset.engine.kernels import ExpertKernels, ExpertSpec, gpu_kernels
 from hotset.engine.slots import Loads
 from hotset.runtime.ahead import AheadSlots, Guess
 from hotset.runtime.arena import Arena
@@ -25,19 +24,17 @@ from hotset.runtime.host import HostTier
 from hotset.runtime.pinned import page_lock
 from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
-from hotset.store import Catalog
+from hotset.store import Catalog, SlotLayout
 from hotset.store.catalog import Bytes
 from hotset.trace import Phase
 
-FEW_PAIRS = 64
-"""Up to so many pairs of token and expert are multiplied row by row in their slots; more are grouped by expert."""
 SPLIT_BYTES = 24 << 20
 """Where less is missing, the copy takes no longer than the launch of a computation of its own for the residents."""
 GROUP = 8
 """The experts that travel together: few enough that the first of them compute while the next are on their way."""
-UPLOADS = 16
 
-Kernel = Callable[..., None]
+MakeKernels = Callable[[Arena, SlotLayout, ExpertSpec, int], ExpertKernels]
+"""Of an arena, the layout of a layer, what its experts compute and how many of them a token uses."""
 
 
 class Group(NamedTuple):
@@ -61,7 +58,7 @@ class DeviceEngine(CachingEngine):
         host: HostTier,
         device: torch.device,
         *,
-        kernel: Kernel | None = None,
+        kernels: MakeKernels = gpu_kernels,
         pinned: bool = False,
     ) -> None:
         super().__init__(controller, catalog)
@@ -69,10 +66,10 @@ class DeviceEngine(CachingEngine):
         self.kind = device.type
         self.device = device
         self.host = host
-        self.kernel = kernel
         self.arena = Arena.on_device(self.cache.num_rows, catalog.slot_bytes, device)
         self.layers = [
-            SlotExperts(self.arena, source.layout, math) for source, math in zip(catalog.layers, maths, strict=True)
+            kernels(self.arena, source.layout, math, self.shape.top_k)
+            for source, math in zip(catalog.layers, maths, strict=True)
         ]
         self._rows = self.arena.memory.view(self.arena.slots, catalog.slot_bytes)
         self._host_rows = host.arena.memory.view(host.arena.slots, catalog.slot_bytes)
@@ -82,8 +79,6 @@ class DeviceEngine(CachingEngine):
         self._passing: dict[int, Guess[Copy]] = {}
         self.pinned = pinned or (device.type == "cuda" and page_lock(host.arena, device))
         host.before_reading = self.streams.wait_for_copies
-        self._uploads = torch.empty((UPLOADS, FEW_PAIRS), dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._upload = 0
         self._host_reader = host.background(self._lock, mending(weakref.ref(self)))
         if self._host_reader is not None:
             self._host_reader.before_reading = self.streams.wait_for_copies
@@ -102,48 +97,20 @@ class DeviceEngine(CachingEngine):
             rows[experts == expert] = guess.row
         return rows
 
-    def _compute_in(self, layer: int, event: LiveEvent, experts: Any, slots: Any) -> None:
-        if self.kernel is not None and self._is_few(event):
-            self._compute_few(layer, event, experts, slots, self.kernel)
-            return
-        order = slots.argsort()
-        pairs, ends = event.places(event.positions(experts[order]))
-        rows = slots[order].tolist()
-        for first, last, begin, end in self.layers[layer].parts(ends):
-            places = torch.from_numpy(pairs[begin:end]).to(self.device, non_blocking=True)
-            stops = [min(stop, end) - begin for stop in ends[first:last]]
-            event.put(places, self.layers[layer](event.rows(places), rows[first:last], stops))
-
-    def _compute_few(self, layer: int, event: LiveEvent, experts: Any, slots: Any, kernel: Kernel) -> None:
-        """Multiply row by row where the matrices lie; rows of experts that are not here are left alone."""
-        local = self.layers[layer]
-        which = self._to_device(event.slot_per_pair(experts, slots))
-        up = _multiply(kernel, local.up, event.hidden, which, None, event.top_k)
-        hidden = local.math.activation(up)
-        out = event.raw(local.down.width, local.down.weights.dtype)
-        if local.math.norm is None:
-            _multiply(kernel, local.down, hidden, which, out, 1)
-            return
-        fresh = _multiply(kernel, local.down, hidden, which, None, 1)
-        out.copy_(torch.where((which >= 0).unsqueeze(-1), local.math.norm(fresh), out))
-
-    def _to_device(self, slots: Any) -> torch.Tensor:
-        """Send a few numbers without waiting; every event begins with a sync, so old ones have long arrived."""
-        self._upload = (self._upload + 1) % UPLOADS
-        row = self._uploads[self._upload, : len(slots)]
-        row.copy_(torch.from_numpy(slots))
-        return row.to(self.device, non_blocking=True)
+    def _compute_in(self, layer: int, event: LiveEvent, experts: Any, rows: Any) -> None:
+        self.layers[layer].run(event, experts, rows)
 
     def fetch_and_compute(self, step: Step, layer: int, event: LiveEvent, loads: Loads) -> None:
         """Copy in what is missing and compute everything."""
         order = loads[loads[:, 0].argsort()]
         order = self._claim(layer, order)
-        groups = self._groups(order, self._is_few(event))
+        few = self.layers[layer].few(event)
+        groups = self._groups(order, few)
         missing_bytes = len(order) * self.catalog.slot_bytes
         if not groups:
             self.look_ahead(step, layer, event)
             self.compute(layer, event, None)
-        elif self._is_few(event) and len(groups) == 1 and missing_bytes < SPLIT_BYTES:
+        elif few and len(groups) == 1 and missing_bytes < SPLIT_BYTES:
             self._copy_then_compute(step, layer, event, groups[0])
         else:
             self._compute_while_copying(step, layer, event, order, groups)
@@ -202,9 +169,6 @@ class DeviceEngine(CachingEngine):
             self._compute_in(layer, event, np.array(group.experts, np.int32), np.array(group.slots, np.int32))
             if group.half is not None:
                 computed[group.half] = self.streams.mark()
-
-    def _is_few(self, event: LiveEvent) -> bool:
-        return self.kernel is not None and event.tokens * event.top_k <= FEW_PAIRS
 
     def _groups(self, order: Loads, together: bool) -> list[Group]:
         """What travels together: seated experts, then staged ones in two alternating halves of the staging."""
@@ -539,16 +503,6 @@ class Streams:
             idle, landed = self._waits.popleft()
             total_ms += max(idle.elapsed_time(landed), 0.0)
         return total_ms / 1000
-
-
-def _multiply(
-    kernel: Kernel, linear: SlotLinear, rows: torch.Tensor, which: torch.Tensor, out: torch.Tensor | None, per_row: int
-) -> torch.Tensor:
-    rows = rows.to(linear.weights.dtype).contiguous()
-    if out is None:
-        out = rows.new_empty((len(which), linear.width))
-    kernel(rows, linear.weights, linear.biases, which, out, transposed=linear.transposed, pairs_per_row=per_row)
-    return out
 
 
 def _chunks(items: Any, size: int) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,6 +12,8 @@ Tensor = torch.Tensor
 Which = npt.NDArray[np.int64] | None
 """Some experts of an event by their places in it, or all of them."""
 
+
+IntArray = npt.NDArray[np.integer[Any]]
 
 _ONES = np.ones(1 << 15, np.int32)
 
@@ -44,6 +48,8 @@ class LiveEvent:
         self._complete = self.single or int(self.counts.sum()) == len(ranked)
         self._out: Tensor | None = None
         self._raw: Tensor | None = None
+        self._total: Tensor | None = None
+        self._computed = 0
 
     def places(self, which: Which) -> tuple[npt.NDArray[np.int64], list[int]]:
         """The pairs of some experts, in the order in which these are given, and where each expert's pairs end."""
@@ -67,12 +73,23 @@ class LiveEvent:
         rest[np.searchsorted(self.experts, experts)] = False
         return np.flatnonzero(rest)
 
-    def slot_per_pair(self, experts: npt.NDArray[np.int32], slots: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The slot of every pair whose expert is among those given, and -1 for the others."""
-        table = np.full(self._num_experts + 1, -1, np.int32)
-        table[experts] = slots
+    def by_pair(self, rows: IntArray) -> IntArray:
+        """The rows of all experts in the router's order, for a single token."""
+        found = np.empty(len(rows), np.int64)
+        found[self._order] = rows
+        return found
+
+    def row_per_pair(self, experts: IntArray, rows: IntArray, others: int = -1) -> npt.NDArray[np.int32]:
+        """The row of every pair whose expert is among those given, -1 where it is not of this layer, else `others`."""
+        table = np.full(self._num_experts + 1, others, np.int32)
+        table[experts], table[-1] = rows, -1
         found: npt.NDArray[np.int32] = table[np.minimum(self.flat, self._num_experts)]
         return found
+
+    def note_computed(self, experts: int) -> bool:
+        """Note that so many more experts are computed; returns whether these were the last."""
+        self._computed += experts
+        return self._computed >= len(self.experts)
 
     def rows(self, places: Tensor) -> Tensor:
         """The input rows of some pairs; one token alone is every pair's input."""
@@ -96,8 +113,14 @@ class LiveEvent:
             self._raw = make((self.tokens * self.top_k, width), dtype=dtype, device=self.hidden.device)
         return self._raw
 
+    def finish(self, total: Tensor) -> None:
+        """Take in the output of the layer, weighted and summed already."""
+        self._total = total
+
     def total(self) -> Tensor:
         """The output of the layer."""
+        if self._total is not None:
+            return self._total
         if self._raw is not None:
             self._out = self._raw * self.weights.unsqueeze(-1)
         if self._out is None:

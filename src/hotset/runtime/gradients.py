@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from hotset.engine.kernels.cpu import SlotExperts, SlotLinear
+from hotset.engine.kernels import ExpertKernels
 from hotset.errors import ModelError
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.event import LiveEvent
@@ -111,7 +111,7 @@ class _Experts(torch.autograd.Function):
 class Backward:
     """The gradients of one event; every pair of token and expert has a place of its own, as in the forward pass."""
 
-    def __init__(self, event: LiveEvent, experts: SlotExperts, grad: Tensor, learnt: Sequence[Tensor]) -> None:
+    def __init__(self, event: LiveEvent, experts: ExpertKernels, grad: Tensor, learnt: Sequence[Tensor]) -> None:
         self.event, self.experts, self.grad, self.learnt = event, experts, grad, learnt
         pairs = event.tokens * event.top_k
         self._rows = event.hidden.new_zeros((pairs, event.hidden.shape[-1]))
@@ -130,7 +130,7 @@ class Backward:
         tokens = places // self.event.top_k
         given = self.event.hidden[tokens].detach().requires_grad_()
         weights = self.event.weights[places].detach().requires_grad_()
-        weighted = compute_one(self.experts, given, row) * weights.unsqueeze(-1)
+        weighted = self.experts.differentiable(given, row) * weights.unsqueeze(-1)
         wanted = (given, weights, *self.learnt)
         found = torch.autograd.grad(weighted, wanted, self.grad[tokens].to(weighted.dtype), allow_unused=True)
         of_given, of_weights, *of_learnt = found
@@ -152,14 +152,3 @@ class Backward:
         for number in range(len(self.learnt)):
             parts = [part for expert in sorted(self._learnt) if (part := self._learnt[expert][number]) is not None]
             yield torch.stack(parts).sum(dim=0) if parts else None
-
-
-def compute_one(experts: SlotExperts, given: Tensor, row: int) -> Tensor:
-    """What the expert in one row makes of its input, by operations that can be differentiated."""
-    out = _map(experts.down, experts.math.activation(_map(experts.up, given, row)), row)
-    return out if experts.math.norm is None else experts.math.norm(out)
-
-
-def _map(linear: SlotLinear, given: Tensor, row: int) -> Tensor:
-    out = given.to(linear.weights.dtype) @ linear.matrix(row)
-    return out if linear.biases is None else out + linear.biases[row]

@@ -1,22 +1,21 @@
-"""What one expert computes, and how it is computed on weights that lie in slots."""
+"""Experts on a CPU: one product after another, on weights where they lie in their rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
+from hotset.engine.kernels.base import ExpertKernels
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.runtime.arena import Arena
+from hotset.runtime.event import IntArray, LiveEvent
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
 
-LEAST_ROWS = 64
-FEW_GROUPS = 2
-"""Up to so many experts are multiplied one by one on a GPU; more go into one grouped multiplication."""
+MIN_INPUTS = 64
 
 BLOCK = 64
 """Two of torch's widest vectors, in elements of two bytes: what it computes at once without a remainder."""
@@ -24,77 +23,89 @@ BLOCK = 64
 SERIAL = 1 << 15
 """Up to so many elements torch computes in one thread; more are cut at places that depend on how many there are."""
 
+WORK_BYTES = 32 << 20
+"""What the activations of experts that are computed together may take; more inputs go one part after another."""
 
-WORK_BYTES, GPU_WORK_BYTES = 32 << 20, 256 << 20
-"""What the activations of experts that are computed together may take; more rows go one part after another."""
+
+class PerExpertKernels(ExpertKernels):
+    """All experts of one layer in ordinary memory."""
+
+    def __init__(self, arena: Arena, layout: SlotLayout, spec: ExpertSpec) -> None:
+        self.spec = spec
+        self.experts = RowExperts(arena, layout, spec)
+
+    def run(self, batch: LiveEvent, experts: IntArray, rows: IntArray) -> None:
+        """Compute some of the batch's experts."""
+        everything = len(experts) == len(batch.experts)
+        if everything and batch.single:
+            # One token whose experts are all here: computed in the router's order, nothing has to be put in its place.
+            ordered = batch.by_pair(rows).tolist()
+            batch.take(self.experts(batch.hidden, ordered, range(1, len(ordered) + 1)))
+            return
+        pairs, ends = batch.places(None if everything else batch.positions(experts))
+        listed = rows.tolist()
+        for first, last, begin, end in self.experts.parts(ends):
+            places = torch.from_numpy(pairs[begin:end])
+            stops = [min(stop, end) - begin for stop in ends[first:last]]
+            batch.put(places, self.experts(batch.rows(places), listed[first:last], stops))
+
+    def differentiable(self, given: Tensor, row: int) -> Tensor:
+        """What the expert in one row makes of its input, by operations that have gradients."""
+        return self.experts.differentiable(given, row)
 
 
-class SlotLinear:
-    """One linear map of all slots; the matrices are used where they lie."""
+class RowLinear:
+    """One linear map of all rows; the matrices are used where they lie."""
 
     def __init__(self, arena: Arena, layout: SlotLayout, weight: str, bias: str | None, transposed: bool) -> None:
         self.weights = arena.view(layout.part(weight))
         self.biases = None if bias is None else arena.view(layout.part(bias))
         self.transposed = transposed
         self.depth, self.width = self.weights.shape[1:] if transposed else self.weights.shape[:0:-1]
-        self._can_be_grouped = all(size * self.weights.itemsize % 16 == 0 for size in self.weights.shape[1:])
         self._matrices: dict[int, Tensor] = {}
 
-    def matrix(self, slot: int) -> Tensor:
-        """The matrix of one slot, of shape (in, out)."""
-        found = self._matrices.get(slot)
+    def matrix(self, row: int) -> Tensor:
+        """The matrix of one row, of shape (in, out)."""
+        found = self._matrices.get(row)
         if found is None:
-            found = self.weights[slot] if self.transposed else self.weights[slot].T
-            self._matrices[slot] = found
+            found = self.weights[row] if self.transposed else self.weights[row].T
+            self._matrices[row] = found
         return found
 
-    def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
-        """Map the rows up to each end by the matrix of each slot; a single row is mapped by all of them."""
-        rows = rows.to(self.weights.dtype)
-        many = rows.is_cuda and len(slots) > FEW_GROUPS and rows.shape[0] > 1
-        if many and rows.dtype == torch.bfloat16 and self._can_be_grouped:
-            return self._grouped(rows, slots, ends)
-        out = rows.new_empty((ends[-1], self.width))
+    def __call__(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """Map the inputs up to each end by the matrix of each row; a single input is mapped by all of them."""
+        inputs = inputs.to(self.weights.dtype)
+        out = inputs.new_empty((ends[-1], self.width))
         sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
-        inputs = [rows] * len(sizes) if rows.shape[0] == 1 else rows.split_with_sizes(sizes)
-        for slot, given, result in zip(slots, inputs, out.split_with_sizes(sizes), strict=True):
-            torch.mm(given, self.matrix(slot), out=result)
+        parts = [inputs] * len(sizes) if inputs.shape[0] == 1 else inputs.split_with_sizes(sizes)
+        for row, given, result in zip(rows, parts, out.split_with_sizes(sizes), strict=True):
+            torch.mm(given, self.matrix(row), out=result)
             if self.biases is not None:
-                result += self.biases[slot]
+                result += self.biases[row]
         return out
 
-    def _grouped(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
-        """One grouped multiplication over the range of slots; the slots must rise."""
-        first, last = slots[0], slots[-1]
-        sizes = np.zeros(last - first + 1, np.int32)
-        sizes[np.array(slots) - first] = np.diff(ends, prepend=0)
-        offsets = torch.from_numpy(np.cumsum(sizes, dtype=np.int32)).to(rows.device, non_blocking=True)
-        matrices = self.weights[first : last + 1]
-        out = torch.nn.functional.grouped_mm(
-            rows, matrices if self.transposed else matrices.transpose(-2, -1), offs=offsets
-        )
-        if self.biases is not None:
-            which = np.repeat(np.array(slots), np.diff(ends, prepend=0))
-            out += self.biases[torch.from_numpy(which).to(rows.device, non_blocking=True)]
-        return out
+    def differentiable(self, given: Tensor, row: int) -> Tensor:
+        """The same of one row, by operations that have gradients."""
+        out = given.to(self.weights.dtype) @ self.matrix(row)
+        return out if self.biases is None else out + self.biases[row]
 
 
-def by_expert(function: Callable[[Tensor], Tensor], rows: Tensor, ends: Sequence[int], width: int) -> Tensor:
-    """Apply an activation or a norm to the rows up to each end, to the bits that each expert's rows have alone.
+def by_expert(function: Callable[[Tensor], Tensor], inputs: Tensor, ends: Sequence[int], width: int) -> Tensor:
+    """Apply an activation or a norm to the inputs up to each end, to the bits that each expert's inputs have alone.
 
     On a CPU the remainder of a vectorised loop, at the end of a tensor or of a thread's share of it, is computed by
-    other code, whose sigmoid rounds differently. Where rows can fall into a remainder, each expert is computed alone:
+    other code, whose sigmoid rounds differently. Where inputs can fall into a remainder, each expert is computed alone:
     what arrives together with it would decide over its bits otherwise.
     """
-    aligned = width % BLOCK == 0 and (rows.numel() <= SERIAL or torch.get_num_threads() == 1)
-    if len(ends) == 1 or aligned or rows.is_cuda:
-        return function(rows)
+    aligned = width % BLOCK == 0 and (inputs.numel() <= SERIAL or torch.get_num_threads() == 1)
+    if len(ends) == 1 or aligned or inputs.is_cuda:
+        return function(inputs)
     sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
-    return torch.cat([function(given) for given in rows.split_with_sizes(sizes)])
+    return torch.cat([function(given) for given in inputs.split_with_sizes(sizes)])
 
 
-class RowPart(NamedTuple):
-    """Some experts of an event, by their places in it, and the rows of theirs that are computed together."""
+class InputPart(NamedTuple):
+    """Some experts of an event, by their places in it, and the inputs of theirs that are computed together."""
 
     first: int
     last: int
@@ -102,36 +113,47 @@ class RowPart(NamedTuple):
     end: int
 
 
-class SlotExperts:
-    """All experts of one layer, whichever slots they lie in."""
+class RowExperts:
+    """All experts of one layer, whichever rows they lie in: what kernels that go expert by expert are made of."""
 
-    def __init__(self, arena: Arena, layout: SlotLayout, math: ExpertSpec) -> None:
-        self.up = SlotLinear(arena, layout, math.up, math.up_bias, math.up_transposed)
-        self.down = SlotLinear(arena, layout, math.down, math.down_bias, math.down_transposed)
-        self.math = math
+    def __init__(
+        self,
+        arena: Arena,
+        layout: SlotLayout,
+        spec: ExpertSpec,
+        work_bytes: int = WORK_BYTES,
+        linear: type[RowLinear] = RowLinear,
+    ) -> None:
+        self.up = linear(arena, layout, spec.up, spec.up_bias, spec.up_transposed)
+        self.down = linear(arena, layout, spec.down, spec.down_bias, spec.down_transposed)
+        self.spec = spec
         states = 2 * self.up.width + 3 * self.down.width  # before and after the activation; in, out and weighted
-        bound = GPU_WORK_BYTES if arena.memory.is_cuda else WORK_BYTES
-        self.most_rows = max(bound // (states * max(self.up.weights.itemsize, 4)), LEAST_ROWS)
+        self.max_inputs = max(work_bytes // (states * max(self.up.weights.itemsize, 4)), MIN_INPUTS)
 
-    def parts(self, ends: Sequence[int]) -> Iterator[RowPart]:
-        """Rows up to each expert's end, in parts that keep activations below the bound.
+    def parts(self, ends: Sequence[int]) -> Iterator[InputPart]:
+        """Inputs up to each expert's end, in parts that keep activations below the bound.
 
-        Experts stay whole where they can, since the rows of one expert multiplied together give the same bits whoever
-        else is computed; and where one has too many rows, its parts depend on nothing but their number.
+        Experts stay whole where they can, since the inputs of one expert multiplied together give the same bits
+        whichever others are computed; where one has too many, its parts depend on nothing but their number.
         """
         first = begin = 0
         for place, end in enumerate(ends):
-            if end - begin > self.most_rows and first < place:
-                yield RowPart(first, place, begin, ends[place - 1])
+            if end - begin > self.max_inputs and first < place:
+                yield InputPart(first, place, begin, ends[place - 1])
                 first, begin = place, ends[place - 1]
-            while end - begin > self.most_rows:
-                yield RowPart(place, place + 1, begin, begin + self.most_rows)
-                first, begin = place, begin + self.most_rows
+            while end - begin > self.max_inputs:
+                yield InputPart(place, place + 1, begin, begin + self.max_inputs)
+                first, begin = place, begin + self.max_inputs
         if ends:
-            yield RowPart(first, len(ends), begin, ends[-1])
+            yield InputPart(first, len(ends), begin, ends[-1])
 
-    def __call__(self, rows: Tensor, slots: Sequence[int], ends: Sequence[int]) -> Tensor:
-        """Compute the rows up to each end by the expert of each slot."""
-        hidden = by_expert(self.math.activation, self.up(rows, slots, ends), ends, self.down.depth)
-        out = self.down(hidden, slots, ends)
-        return out if self.math.norm is None else by_expert(self.math.norm, out, ends, self.down.width)
+    def __call__(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """Compute the inputs up to each end by the expert of each row."""
+        hidden = by_expert(self.spec.activation, self.up(inputs, rows, ends), ends, self.down.depth)
+        out = self.down(hidden, rows, ends)
+        return out if self.spec.norm is None else by_expert(self.spec.norm, out, ends, self.down.width)
+
+    def differentiable(self, given: Tensor, row: int) -> Tensor:
+        """What the expert in one row makes of its input, by operations that have gradients."""
+        out = self.down.differentiable(self.spec.activation(self.up.differentiable(given, row)), row)
+        return out if self.spec.norm is None else self.spec.norm(out)

@@ -1,7 +1,7 @@
-"""Whole experts for few tokens in two launches, on weights where they lie in their slots.
+"""Whole experts for few tokens in two launches, on weights where they lie in their rows.
 
 The first kernel multiplies and gates, the second multiplies, weights and sums. A pair is one token with one of its
-experts, in the router's order; the row of a pair is the slot that its expert lies in. Nothing here waits for the host
+experts, in the router's order; the row of a pair is where its expert lies. Nothing here waits for the host
 or allocates, so that a CUDA graph can hold it.
 """
 
@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 
 from hotset.engine.kernels.activations import Activation, activation_of
-from hotset.engine.kernels.cpu import SlotLinear
+from hotset.engine.kernels.cpu import RowLinear
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_kernels import down_kernel, up_kernel
-from hotset.engine.kernels.tuning import BUCKETS, Choice, Problem, bucket, chosen, default
+from hotset.engine.kernels.tuning import BUCKETS, Choice, Problem, bucket, chosen, remembered
 from hotset.runtime.arena import Arena
 from hotset.store import SlotLayout
 
@@ -32,11 +32,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Phase(IntEnum):
-    """Which pairs a launch computes: all, those that are there, or those that arrive late; as the kernels have it."""
+    """Which pairs a launch computes, as the kernels have it.
+
+    All; or those that are there, then those that arrive late. Or in any number of parts: what is not late is kept, and
+    the last part, late as it is, is summed with what was kept.
+    """
 
     ALL = 0
     EARLY = 1
     LATE = 2
+    KEEP = 3
+    LAST = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +54,22 @@ class Scratch:
     late: Tensor  # int8 [pairs]: nobody is, for whoever does not say
 
     @classmethod
-    def of(cls, math: ExpertSpec, layout: SlotLayout, pairs: int, device: torch.device) -> Scratch:
+    def of(cls, spec: ExpertSpec, layout: SlotLayout, pairs: int, device: torch.device) -> Scratch:
         """Room for so many pairs."""
-        inner, width = _sizes(math, layout)
-        hidden = torch.zeros((pairs, inner), dtype=getattr(torch, layout.part(math.down).dtype), device=device)
+        inner, width = _sizes(spec, layout)
+        hidden = torch.zeros((pairs, inner), dtype=getattr(torch, layout.part(spec.down).dtype), device=device)
         late = torch.zeros(pairs, dtype=torch.int8, device=device)
         return cls(hidden, hidden.new_zeros((pairs, width)), late)
 
-    def serves(self, math: ExpertSpec, layout: SlotLayout, pairs: int) -> bool:
+    def serves(self, spec: ExpertSpec, layout: SlotLayout, pairs: int) -> bool:
         """Whether it is of use to these experts."""
         inner, width = self.hidden.shape[1], self.raw.shape[1]
-        same = self.hidden.dtype == getattr(torch, layout.part(math.down).dtype) and len(self.late) >= pairs
-        return same and (inner, width) == _sizes(math, layout)
+        same = self.hidden.dtype == getattr(torch, layout.part(spec.down).dtype) and len(self.late) >= pairs
+        return same and (inner, width) == _sizes(spec, layout)
+
+
+class UnsupportedExpertsError(ValueError):
+    """What these kernels cannot compute."""
 
 
 class TritonExperts:
@@ -69,45 +79,33 @@ class TritonExperts:
         self,
         arena: Arena,
         layout: SlotLayout,
-        math: ExpertSpec,
-        dtype: torch.dtype,
+        spec: ExpertSpec,
         *,
         top_k: int,
         most_tokens: int = MOST_TOKENS,
         scratch: Scratch | None = None,
         choices: tuple[Choice, Choice] | None = None,
     ) -> None:
-        reason = self.supports(math, layout)
-        if reason is not None:
-            raise ValueError(reason)
-        self.up = SlotLinear(arena, layout, math.up, math.up_bias, math.up_transposed)
-        self.down = SlotLinear(arena, layout, math.down, math.down_bias, math.down_transposed)
-        self.dtype, self.top_k, self.most_tokens = dtype, top_k, most_tokens
-        self.activation = _known(math, layout)
-        self.inner, self.width = _sizes(math, layout)
+        activation = _activation(spec, layout)
+        reason = _reason(spec, layout, activation)
+        if reason is not None or activation is None:
+            raise UnsupportedExpertsError(reason)
+        self.up = RowLinear(arena, layout, spec.up, spec.up_bias, spec.up_transposed)
+        self.down = RowLinear(arena, layout, spec.down, spec.down_bias, spec.down_transposed)
+        self.dtype, self.top_k, self.most_tokens = self.up.weights.dtype, top_k, most_tokens
+        self.activation = activation
+        self.inner, self.width = _sizes(spec, layout)
         pairs = most_tokens * top_k
-        if scratch is None or not scratch.serves(math, layout, pairs):
-            scratch = Scratch.of(math, layout, pairs, arena.memory.device)
+        if scratch is None or not scratch.serves(spec, layout, pairs):
+            scratch = Scratch.of(spec, layout, pairs, arena.memory.device)
         self.scratch = scratch
         self.group = min(triton.next_power_of_2(top_k), PAIRS_AT_ONCE)
         self._choices = {} if choices is None else dict.fromkeys(BUCKETS, choices)
 
     @staticmethod
-    def supports(math: ExpertSpec, layout: SlotLayout) -> str | None:
+    def supports(spec: ExpertSpec, layout: SlotLayout) -> str | None:
         """Why these experts cannot be computed here, in words; None if they can."""
-        if math.norm is not None:
-            return "its experts end in a norm of their own"
-        names = [name for name in (math.up, math.down, math.up_bias, math.down_bias) if name is not None]
-        dtypes = {layout.part(name).dtype for name in names}
-        if len(dtypes) != 1 or not dtypes <= set(DTYPES):
-            return f"its experts are stored as {' and '.join(sorted(dtypes))}"
-        activation = _activation(math, layout)
-        if activation is None:
-            return "what its experts compute between their two products is none of the known kinds"
-        columns, inner = layout.part(math.up).shape[-1 if math.up_transposed else 0], _sizes(math, layout)[0]
-        if columns != inner * (2 if activation.gated else 1):
-            return f"{columns} columns of its first matrix do not make {inner} rows of the second"
-        return None
+        return _reason(spec, layout, _activation(spec, layout))
 
     def __call__(
         self,
@@ -118,17 +116,21 @@ class TritonExperts:
         out: Tensor,
         phase: Phase = Phase.ALL,
         stamp: Tensor | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         """out = what the experts make of x [tokens, width], or the part of the work that belongs to a phase.
 
-        `pair_row` [tokens * top_k] says the slot of every pair or is below zero, `pair_late` which of them are late,
+        `pair_row` [tokens * top_k] says the row of every pair or is below zero, `pair_late` which of them are late,
         `weights` [tokens, top_k] what the router gives them. The late phase expects what the early one has left.
-        `stamp` (int64 [2]) is told, in nanoseconds, when the early phase ended and when the late one began.
+        `stamp` (int64 [2]) is told, in nanoseconds, when the early phase ended and when the late one began. A caller
+        with several events under way at once brings a scratch for each.
         """
-        if len(x) > self.most_tokens or not (x.is_contiguous() and weights.is_contiguous() and out.is_contiguous()):
-            raise ValueError(f"up to {self.most_tokens} tokens are served, and their tensors must be contiguous")
-        self.multiply_up(x, pair_row, pair_late, phase, stamp=stamp)
-        self.multiply_down(pair_row, pair_late, weights, out, phase, stamp=stamp)
+        scratch = scratch or self.scratch
+        most = len(scratch.hidden) // self.top_k
+        if len(x) > most or not (x.is_contiguous() and weights.is_contiguous() and out.is_contiguous()):
+            raise ValueError(f"up to {most} tokens are served, and their tensors must be contiguous")
+        self.multiply_up(x, pair_row, pair_late, phase, stamp=stamp, scratch=scratch)
+        self.multiply_down(pair_row, pair_late, weights, out, phase, stamp=stamp, scratch=scratch)
 
     def warm_up(self, tokens: int, weights_dtype: torch.dtype = torch.float32) -> None:
         """Choose and compile what serves so many tokens; before a capture, since this waits for the device."""
@@ -147,15 +149,16 @@ class TritonExperts:
         phase: Phase,
         choice: Choice | None = None,
         stamp: Tensor | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         """The first kernel: from x to the scratch."""
-        linear, activation = self.up, self.activation
+        linear, activation, scratch = self.up, self.activation, scratch or self.scratch
         choice = choice or self._choice(len(x))[0]
-        late, bias = _or(pair_late, self.scratch.late), _or(linear.biases, linear.weights)
+        late, bias = _or(pair_late, scratch.late), _or(linear.biases, linear.weights)
         grid = (len(x) * self.top_k, triton.cdiv(self.inner, choice.block_n))
         launch: Any = up_kernel[grid]
         launch(
-            x, linear.weights, bias, self.scratch.hidden, pair_row, late, int(phase), _or(stamp, late),
+            x, linear.weights, bias, scratch.hidden, pair_row, late, int(phase), _or(stamp, late),
             linear.weights.stride(0), bias.stride(0), self.inner, x.shape[1], self.top_k, activation.function,
             activation.alpha, activation.limit, activation.gated, activation.interleaved, linear.transposed,
             linear.biases is not None, stamp is not None, choice.block_n, choice.block_k, choice.stages, choice.unroll,
@@ -171,27 +174,28 @@ class TritonExperts:
         phase: Phase,
         choice: Choice | None = None,
         stamp: Tensor | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         """The second kernel: from the scratch to the sum."""
-        linear, scratch = self.down, self.scratch
+        linear, scratch = self.down, scratch or self.scratch
         choice = choice or self._choice(len(out))[1]
-        late, bias = _or(pair_late, self.scratch.late), _or(linear.biases, linear.weights)
+        late, bias = _or(pair_late, scratch.late), _or(linear.biases, linear.weights)
         summed = torch.promote_types(linear.weights.dtype, weights.dtype)
         # Without fusion a product is rounded before it is added, as in torch; the kernels name what they want fused.
         launch: Any = down_kernel[(len(out), triton.cdiv(self.width, choice.block_n))]
         launch(
             scratch.hidden, linear.weights, bias, weights, scratch.raw, out, pair_row, late, int(phase),
             _or(stamp, late), linear.weights.stride(0), bias.stride(0), self.width, self.inner, self.top_k,
-            linear.transposed, linear.biases is not None, stamp is not None, _TRITON[summed], self.group,
+            linear.transposed, linear.biases is not None, stamp is not None, ROUTER_DTYPES[summed], self.group,
             triton.next_power_of_2(self.top_k), choice.block_n, choice.block_k, choice.stages, choice.unroll,
             _lane(linear), num_warps=choice.warps, enable_fp_fusion=False,
         )  # fmt: skip
 
     def _choice(self, tokens: int) -> tuple[Choice, Choice]:
         found = self._choices.get(bucket(tokens))
-        if found is None:  # not warmed up
-            up, down = self._problems(tokens)
-            return default(up), default(down)
+        if found is None:  # not warmed up: what an earlier run has measured, and the same from here on
+            device, (up, down) = self.up.weights.device, self._problems(tokens)
+            found = self._choices[bucket(tokens)] = remembered(up, device), remembered(down, device)
         return found
 
     def _problems(self, tokens: int) -> tuple[Problem, Problem]:
@@ -229,7 +233,7 @@ class _Trial:
             self.kernels.multiply_down(rows, None, self.weights, self.out, Phase.ALL, choice)
 
 
-_TRITON = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+ROUTER_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
@@ -237,22 +241,31 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
     return stand_in if tensor is None else tensor
 
 
-def _sizes(math: ExpertSpec, layout: SlotLayout) -> tuple[int, int]:
+def _sizes(spec: ExpertSpec, layout: SlotLayout) -> tuple[int, int]:
     """How wide experts are inside, and how wide what they return."""
-    first, second = layout.part(math.down).shape
-    return (first, second) if math.down_transposed else (second, first)
+    first, second = layout.part(spec.down).shape
+    return (first, second) if spec.down_transposed else (second, first)
 
 
-def _lane(linear: SlotLinear) -> int:
+def _lane(linear: RowLinear) -> int:
     """The numbers that lie next to each other in depth in 16 bytes."""
     return 1 if linear.transposed else 16 // linear.weights.dtype.itemsize
 
 
-def _activation(math: ExpertSpec, layout: SlotLayout) -> Activation | None:
-    return activation_of(math, getattr(torch, layout.part(math.up).dtype))
+def _activation(spec: ExpertSpec, layout: SlotLayout) -> Activation | None:
+    return activation_of(spec, getattr(torch, layout.part(spec.up).dtype))
 
 
-def _known(math: ExpertSpec, layout: SlotLayout) -> Activation:
-    found = _activation(math, layout)
-    assert found is not None  # noqa: S101 - supports() has looked
-    return found
+def _reason(spec: ExpertSpec, layout: SlotLayout, activation: Activation | None) -> str | None:
+    if spec.norm is not None:
+        return "its experts end in a norm of their own"
+    names = [name for name in (spec.up, spec.down, spec.up_bias, spec.down_bias) if name is not None]
+    dtypes = {layout.part(name).dtype for name in names}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        return f"its experts are stored as {' and '.join(sorted(dtypes))}"
+    if activation is None:
+        return "what its experts compute between their two products is none of the known kinds"
+    columns, inner = layout.part(spec.up).shape[-1 if spec.up_transposed else 0], _sizes(spec, layout)[0]
+    if columns != inner * (2 if activation.gated else 1):
+        return f"{columns} columns of its first matrix do not make {inner} rows of the second"
+    return None

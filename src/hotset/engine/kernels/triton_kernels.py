@@ -15,12 +15,14 @@ from hotset.engine.kernels.activations import rounded
 _ALL = tl.constexpr(0)
 _EARLY = tl.constexpr(1)
 _LATE = tl.constexpr(2)
+_KEEP = tl.constexpr(3)
+_LAST = tl.constexpr(4)
 
 
 @triton.jit
 def _is_wanted(row, late, phase):
     """Whether pairs are to be computed; a row below zero is an expert of another machine."""
-    return (row >= 0) & ((phase == _ALL) | ((late != 0) == (phase == _LATE)))
+    return (row >= 0) & ((phase == _ALL) | ((late != 0) == ((phase == _LATE) | (phase == _LAST))))
 
 
 @triton.jit
@@ -188,7 +190,8 @@ def down_kernel(
     """out[token] = the weighted sum of what its experts make of h, for one block of columns of one token.
 
     Where an expert is late, the early phase sums nothing: each pair's result goes to `raw`, where the late phase finds
-    it. Where none is, the early phase does all, and the late one nothing.
+    it. Where none is, the early phase does all, and the late one nothing. For work in more than two parts, all of them
+    but the last are kept (`_KEEP`), whatever is late, and the last (`_LAST`) sums for every token.
     """
     token = tl.program_id(0)
     mine = tl.arange(0, lanes)
@@ -220,9 +223,9 @@ def down_kernel(
             added = tl.load(bias + (slot * bias_stride)[:, None] + columns[None, :], mask=taken, other=0.0)
             result = rounded(result + added.to(tl.float32), dtype)
         places = raw + pairs[:, None] * n + columns[None, :]
-        if (phase == _EARLY) & (waits != 0):
+        if ((phase == _EARLY) & (waits != 0)) | (phase == _KEEP):
             tl.store(places, result.to(dtype), mask=taken)
-        if phase == _LATE:
+        if (phase == _LATE) | (phase == _LAST):
             earlier = (row >= 0) & (late == 0)
             known = tl.load(places, mask=earlier[:, None] & inside[None, :], other=0.0).to(tl.float32)
             result = tl.where(take[:, None], result, known)
@@ -230,7 +233,7 @@ def down_kernel(
         for i in tl.static_range(group):
             # One after another, as the router has them; a sum over the axis would take its own order.
             total += tl.sum(tl.where(number[:, None] == first + i, weighted, 0.0), axis=0)
-    if (phase != _EARLY) | (waits == 0):
+    if (phase != _KEEP) & ((phase != _EARLY) | (waits == 0)):
         tl.store(out + token * n + columns, rounded(total, summed).to(out.dtype.element_ty), mask=inside)
     if clocked:
         _note_time(stamp, phase == _EARLY)

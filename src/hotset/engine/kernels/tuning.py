@@ -108,17 +108,31 @@ def _fitted(problem: Problem, choice: Choice) -> Choice:
 def chosen(problem: Problem, trial: Trial, device: torch.device) -> Choice:
     """The fastest candidate: remembered, or timed now; the default where there is nothing to time with.
 
-    `trial` launches the kernel some times, each time on other slots.
+    `trial` launches the kernel some times, each time on other rows.
     """
-    if device.type != "cuda" or os.environ.get("HOTSET_TUNE") == "0":
+    if not _is_tuned(device):
         return default(problem)
     name = torch.cuda.get_device_name(device)
-    found = _remembered.get((name, problem.key)) or _read().get(name, {}).get(problem.key)
+    found = _known(name, problem)
     if found is None:
         found = _fastest(problem, trial)
         _write(name, problem.key, found)
     _remembered[name, problem.key] = found
     return found
+
+
+def remembered(problem: Problem, device: torch.device) -> Choice:
+    """The fastest candidate where it was timed before, else the default."""
+    found = _known(torch.cuda.get_device_name(device), problem) if _is_tuned(device) else None
+    return found or default(problem)
+
+
+def _is_tuned(device: torch.device) -> bool:
+    return device.type == "cuda" and os.environ.get("HOTSET_TUNE") != "0"
+
+
+def _known(name: str, problem: Problem) -> Choice | None:
+    return _remembered.get((name, problem.key)) or _read().get(name, {}).get(problem.key)
 
 
 def _fastest(problem: Problem, trial: Trial) -> Choice:

@@ -90,7 +90,7 @@ class GraphEngine(DeviceEngine):
             return f"the forecast {guesser.forecast.name} is made by the host"
         reasons = [Plan.supports(self.controller.policy, plan.scope)]
         for source, local in zip(self.catalog.layers, self.layers, strict=True):
-            reasons.append(TritonExperts.supports(local.math, source.layout))
+            reasons.append(TritonExperts.supports(local.spec, source.layout))
         return next((reason for reason in reasons if reason), None)
 
     def fill_host(self) -> None:

@@ -121,7 +121,7 @@ class DeviceSide:
         kernels: list[TritonExperts] = []
         for source, local in zip(engine.catalog.layers, engine.layers, strict=True):
             one = TritonExperts(
-                engine.arena, source.layout, local.math, local.up.weights.dtype, top_k=engine.shape.top_k,
+                engine.arena, source.layout, local.spec, top_k=engine.shape.top_k,
                 most_tokens=self.tokens, scratch=scratch,
             )  # fmt: skip
             scratch = one.scratch

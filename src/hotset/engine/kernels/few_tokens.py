@@ -1,0 +1,83 @@
+"""Few tokens on a GPU that the host drives: the experts of a batch in two Triton launches, in any number of parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hotset.engine.kernels.base import ExpertKernels
+from hotset.engine.kernels.spec import ExpertSpec
+from hotset.engine.kernels.triton_experts import ROUTER_DTYPES, Phase, Scratch, TritonExperts
+from hotset.runtime.arena import Arena
+from hotset.runtime.event import IntArray, LiveEvent
+from hotset.store import SlotLayout
+
+Tensor = torch.Tensor
+
+FEW_PAIRS = 64
+"""Up to so many pairs of token and expert are multiplied row by row where their experts lie."""
+
+
+class FewTokenKernels(ExpertKernels):
+    """All experts of one layer: few tokens in two launches, more by the kernels given."""
+
+    def __init__(self, arena: Arena, layout: SlotLayout, spec: ExpertSpec, top_k: int, many: ExpertKernels) -> None:
+        self.spec, self.many = spec, many
+        self.kernels = TritonExperts(arena, layout, spec, top_k=top_k, most_tokens=0)
+        self._uploads = PairUploads(arena.memory.device)
+
+    def few(self, batch: LiveEvent) -> bool:
+        """Whether a batch goes into two launches: few pairs, and a router whose type the kernels know."""
+        return batch.tokens * batch.top_k <= FEW_PAIRS and batch.weights.dtype in ROUTER_DTYPES
+
+    def run(self, batch: LiveEvent, experts: IntArray, rows: IntArray) -> None:
+        """Compute some of the batch's experts; with the last of them the output is summed.
+
+        One binary serves all parts, so that the output does not depend on how many there are.
+        """
+        if not self.few(batch):
+            self.many.run(batch, experts, rows)
+            return
+        whole, last = len(experts) == len(batch.experts), batch.note_computed(len(experts))
+        phase = Phase.ALL if whole else Phase.LAST if last else Phase.KEEP
+        # What was kept is found in its place, whichever row it is said to lie in.
+        found = batch.row_per_pair(experts, rows, 0 if phase is Phase.LAST else -1)
+        late = np.isin(batch.flat, experts) if phase is Phase.LAST else np.zeros(len(found), bool)
+        pair_row, pair_late = self._uploads.send(found, late)
+        out = torch.empty_like(batch.hidden, memory_format=torch.contiguous_format)
+        self._launch(batch, pair_row, pair_late, out, phase)
+        if phase is not Phase.KEEP:
+            batch.finish(out)
+
+    def _launch(self, batch: LiveEvent, pair_row: Tensor, pair_late: Tensor, out: Tensor, phase: Phase) -> None:
+        kernels, pairs = self.kernels, len(pair_row)
+        hidden = torch.empty((pairs, kernels.inner), dtype=kernels.dtype, device=out.device)
+        raw = hidden if phase is Phase.ALL else batch.raw(kernels.width, kernels.dtype)
+        scratch = Scratch(hidden, raw, pair_late)
+        kernels(batch.hidden.contiguous(), pair_row, pair_late, batch.weights, out, phase, scratch=scratch)
+
+    def differentiable(self, given: Tensor, row: int) -> Tensor:
+        """What the expert in one row makes of its input, by operations that have gradients."""
+        return self.many.differentiable(given, row)
+
+
+class PairUploads:
+    """Sends the rows of a few pairs to the device without waiting.
+
+    Every event of a layer begins with a wait for its routing, and has at most as many parts as pairs: when a place is
+    used again, what it held has long arrived.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._places = torch.empty((FEW_PAIRS + 1, 5 * FEW_PAIRS), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._next = 0
+
+    def send(self, rows: npt.NDArray[np.int32], late: npt.NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
+        """The row of each pair as int32, and whether it is late as int8, on the device."""
+        self._next = (self._next + 1) % len(self._places)
+        count, place = len(rows), self._places[self._next, : 5 * len(rows)]
+        place.numpy()[:] = np.concatenate([rows.view(np.uint8), late.view(np.uint8)])
+        sent = place.to(self._device, non_blocking=True, copy=True)
+        return sent[: 4 * count].view(torch.int32), sent[4 * count :].view(torch.int8)

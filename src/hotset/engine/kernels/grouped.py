@@ -1,0 +1,75 @@
+"""Experts on a GPU for many tokens: the rows of all experts in one grouped multiplication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from hotset.engine.kernels.base import ExpertKernels
+from hotset.engine.kernels.cpu import RowExperts, RowLinear
+from hotset.engine.kernels.spec import ExpertSpec
+from hotset.runtime.arena import Arena
+from hotset.runtime.event import IntArray, LiveEvent
+from hotset.store import SlotLayout
+
+Tensor = torch.Tensor
+
+FEW_GROUPS = 2
+"""Up to so many experts are multiplied one by one on a GPU; more go into one grouped multiplication."""
+WORK_BYTES = 256 << 20
+"""What the activations of experts that are computed together may take; more inputs go one part after another."""
+
+
+class GroupedKernels(ExpertKernels):
+    """All experts of one layer in the memory of a GPU, for any number of tokens."""
+
+    def __init__(self, arena: Arena, layout: SlotLayout, spec: ExpertSpec) -> None:
+        self.spec = spec
+        self.device = arena.memory.device
+        self.experts = RowExperts(arena, layout, spec, WORK_BYTES, GroupedLinear)
+
+    def run(self, batch: LiveEvent, experts: IntArray, rows: IntArray) -> None:
+        """Compute some of the batch's experts, in the order of their rows."""
+        order = rows.argsort()
+        pairs, ends = batch.places(batch.positions(experts[order]))
+        ordered = rows[order].tolist()
+        for first, last, begin, end in self.experts.parts(ends):
+            places = torch.from_numpy(pairs[begin:end]).to(self.device, non_blocking=True)
+            stops = [min(stop, end) - begin for stop in ends[first:last]]
+            batch.put(places, self.experts(batch.rows(places), ordered[first:last], stops))
+
+    def differentiable(self, given: Tensor, row: int) -> Tensor:
+        """What the expert in one row makes of its input, by operations that have gradients."""
+        return self.experts.differentiable(given, row)
+
+
+class GroupedLinear(RowLinear):
+    """One linear map of all rows of a GPU's arena."""
+
+    def __init__(self, arena: Arena, layout: SlotLayout, weight: str, bias: str | None, transposed: bool) -> None:
+        super().__init__(arena, layout, weight, bias, transposed)
+        aligned = all(size * self.weights.itemsize % 16 == 0 for size in self.weights.shape[1:])
+        self._can_be_grouped = self.weights.is_cuda and self.weights.dtype == torch.bfloat16 and aligned
+
+    def __call__(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """Map the inputs up to each end by the matrix of each row; a single input is mapped by all of them."""
+        if self._can_be_grouped and len(rows) > FEW_GROUPS and inputs.shape[0] > 1:
+            return self._grouped(inputs.to(self.weights.dtype), rows, ends)
+        return super().__call__(inputs, rows, ends)
+
+    def _grouped(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """One grouped multiplication over the range of rows; the rows must rise."""
+        first, last = rows[0], rows[-1]
+        sizes = np.zeros(last - first + 1, np.int32)
+        sizes[np.array(rows) - first] = np.diff(ends, prepend=0)
+        offsets = torch.from_numpy(np.cumsum(sizes, dtype=np.int32)).to(inputs.device, non_blocking=True)
+        matrices = self.weights[first : last + 1]
+        out = torch.nn.functional.grouped_mm(
+            inputs, matrices if self.transposed else matrices.transpose(-2, -1), offs=offsets
+        )
+        if self.biases is not None:
+            which = np.repeat(np.array(rows), np.diff(ends, prepend=0))
+            out += self.biases[torch.from_numpy(which).to(inputs.device, non_blocking=True)]
+        return out
