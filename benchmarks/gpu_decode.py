@@ -74,9 +74,7 @@ class Trial:
         plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, ahead=ahead)
         controller = Controller(plan, policies.parse(bench.policy))
         maths = [site.math for site in bench.sites]
-        self.engine = GraphEngine(
-            controller, bench.catalog, maths, bench.host, device, pinned=True
-        )
+        self.engine = GraphEngine(controller, bench.catalog, maths, bench.host, device, pinned=True)
         if share == 1.0:
             self._fill()
         self.handle = connect_engine(bench.model, bench.sites, self.engine)

@@ -22,11 +22,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import expert_samples as samples  # noqa: E402
 
-from hotset.engine.kernels import tuning  # noqa: E402
+from hotset.engine.kernels import tuning, with_triton  # noqa: E402
 from hotset.engine.kernels.activations import _GATED, _PLAIN, Activation, activation_of  # noqa: E402
+from hotset.engine.kernels.few_tokens import FewTokenKernels  # noqa: E402
+from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.engine.kernels.spec import ExpertSpec  # noqa: E402
 from hotset.engine.kernels.triton_experts import Phase, Scratch, TritonExperts, up_kernel  # noqa: E402
 from hotset.engine.kernels.tuning import Choice, Problem  # noqa: E402
+from hotset.runtime.event import LiveEvent  # noqa: E402
 from hotset.store import Part, SlotLayout  # noqa: E402
 
 CUDA = torch.cuda.is_available()
@@ -60,9 +63,7 @@ def _rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kernels_of(sample: samples.Sample, top_k: int, choices: Any = WIDE, **options: Any) -> TritonExperts:
-    kernels = TritonExperts(
-        sample.arena, sample.layout, sample.math, top_k=top_k, choices=choices, **options
-    )
+    kernels = TritonExperts(sample.arena, sample.layout, sample.math, top_k=top_k, choices=choices, **options)
     kernels.scratch.hidden.fill_(math.nan)
     kernels.scratch.raw.fill_(math.nan)
     return kernels
@@ -184,6 +185,47 @@ def test_more_tokens_than_there_is_room_for_are_refused() -> None:
     sample = samples.sample_of(*samples.math_of("olmoe"), torch.bfloat16)
     with pytest.raises(ValueError, match="up to 2 tokens"):
         compute(kernels_of(sample, 4, most_tokens=2), sample, samples.routing_of(sample, tokens=3, top_k=4))
+
+
+def batch_of(sample: samples.Sample, routing: samples.Routing) -> LiveEvent:
+    return LiveEvent(routing.x, routing.index.to(routing.x.device), routing.weights, sample.experts)
+
+
+def host_driven(sample: samples.Sample, top_k: int) -> FewTokenKernels:
+    many = GroupedKernels(sample.arena, sample.layout, sample.math)
+    found = with_triton(sample.arena, sample.layout, sample.math, top_k, many)
+    assert isinstance(found, FewTokenKernels)
+    found.kernels._choices = dict.fromkeys(tuning.BUCKETS, NARROW)
+    return found
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_host_computes_in_any_number_of_parts_to_the_same_bits(family: str, dtype: Any) -> None:
+    sample = samples.sample_of(*samples.math_of(family), dtype)
+    routing = samples.routing_of(sample, tokens=3, top_k=4, sentinels=2)
+    routing.index[1] = torch.arange(sample.experts, sample.experts + 4)  # a token without an expert here
+    whole = compute(kernels_of(sample, 4, NARROW), sample, routing)
+    assert_same(whole, samples.expected(sample, routing))
+    kernels, experts = host_driven(sample, 4), batch_of(sample, routing).experts
+    order = np.random.default_rng(0).permutation(experts)
+    for cuts in ([], [3], [1, 2, 5], list(range(1, len(experts)))):
+        batch = batch_of(sample, routing)
+        assert kernels.few(batch)
+        for part in np.split(order, cuts):
+            kernels.run(batch, part, sample.slot(part))
+        assert torch.equal(batch.total(), whole)
+
+
+def test_more_pairs_than_few_and_unknown_experts_are_computed_otherwise() -> None:
+    sample = samples.sample_of(*samples.math_of("qwen3_moe"), torch.float32)
+    routing = samples.routing_of(sample, tokens=17, top_k=4)
+    kernels, batch = host_driven(sample, 4), batch_of(sample, routing)
+    assert not kernels.few(batch)
+    kernels.run(batch, batch.experts, sample.slot(batch.experts))
+    assert torch.equal(batch.total(), samples.expected(sample, routing))
+    odd = ExpertSpec(sample.math.up, sample.math.down, torch.tanh)
+    assert with_triton(sample.arena, sample.layout, odd, 4, kernels.many) is kernels.many
 
 
 # What is exact in float32 in any order shows every rounding between the products.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from hotset.cache.controller import Controller
 from hotset.engine.kernels.cpu import PerExpertKernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class LiveEvent:
         pieces = [self._order[end - count : end] for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
         return np.concatenate(pieces), np.cumsum(counts).tolist()
 
-    def positions(self, experts: list[int]) -> npt.NDArray[np.int64]:
+    def positions(self, experts: Sequence[int] | IntArray) -> npt.NDArray[np.int64]:
         """Where some experts stand among the event's."""
         return np.searchsorted(self.experts, experts)
 

@@ -17,9 +17,7 @@ def gpu_kernels(arena: Arena, layout: SlotLayout, spec: ExpertSpec, top_k: int) 
     return with_triton(arena, layout, spec, top_k, many) if arena.memory.is_cuda else many
 
 
-def with_triton(
-    arena: Arena, layout: SlotLayout, spec: ExpertSpec, top_k: int, many: ExpertKernels
-) -> ExpertKernels:
+def with_triton(arena: Arena, layout: SlotLayout, spec: ExpertSpec, top_k: int, many: ExpertKernels) -> ExpertKernels:
     """The given kernels, with few tokens by Triton where it is there and can."""
     try:
         from hotset.engine.kernels.few_tokens import FewTokenKernels
