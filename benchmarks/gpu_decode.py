@@ -31,9 +31,9 @@ from hotset.forecasts import parse as parse_forecast
 from hotset.models.budget import slots_for_guesses
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
+from hotset.prefetch import PrefetchTrial
 from hotset.runtime.forecasting import ForecastGuesser
 from hotset.runtime.graph.engine import GraphEngine
-from hotset.runtime.payoff import Payoff
 from hotset.trace import Trace
 
 from common import publish
@@ -84,7 +84,7 @@ class Trial:
             gates = self.handle.find_gates()
             assert gates is not None  # noqa: S101 - both shapes have plain routers
             self.engine.next_gate = ForcedGuesses(gates, trace, self.decoder.routing, RIGHT)
-            payoff = Payoff(shape.layers, auto=True, most=ahead)
+            payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
             self.engine.guesser = ForecastGuesser(
                 parse_forecast("gate"), shape, gate=gates.guess, payoff=payoff, slot_of=controller.table.slot_of
             )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hotset.models.attach import attach, detach
     from hotset.models.load import load
     from hotset.shape import Budget, ExpertKey, ModelShape
-    from hotset.sim import simulate
+    from hotset.sim.simulate import simulate
     from hotset.trace import Event, Phase, Trace
 
 _HOMES = {

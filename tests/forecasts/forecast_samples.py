@@ -102,4 +102,4 @@ def _union(guesses: Any) -> list[int]:
         for rank, expert in enumerate(row):
             if expert >= 0:
                 votes[int(expert)] = votes.get(int(expert), 0) + len(row) - rank
-    return sorted(votes, key=lambda expert: (-votes[expert], expert))
+    return sorted(votes, key=lambda expert: (-votes[expert], expert))[: len(guesses[0])]

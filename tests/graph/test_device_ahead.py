@@ -19,7 +19,8 @@ from hotset.cache.plan import SlotPlan  # noqa: E402
 from hotset.forecasts import _learnt, gate  # noqa: E402
 from hotset.forecasts.base import Seen  # noqa: E402
 from hotset.policies import parse  # noqa: E402
-from hotset.runtime import forecasting  # noqa: E402
+from hotset.prefetch import MIN_PROBABILITY  # noqa: E402
+from hotset.prefetch.votes import rank_by_votes  # noqa: E402
 from hotset.runtime.graph import ahead_kernels as kernels  # noqa: E402
 from hotset.runtime.graph.ahead import DeviceAhead  # noqa: E402
 from hotset.runtime.graph.ahead_state import AheadState, Tallies, Work  # noqa: E402
@@ -425,8 +426,12 @@ def test_a_list_goes_on_when_its_layer_comes_nearer() -> None:
 
 
 def test_constants_are_those_of_the_host() -> None:
-    assert (kernels.OWN_WEIGHT, kernels.ALL_WEIGHT, kernels.START) == (gate.OWN_WEIGHT, gate.ALL_WEIGHT, gate._START)
-    assert (kernels.MOST_TRIALS, kernels.LEAST_CHANCE) == (_learnt._TRIALS, forecasting.LEAST_CHANCE)
+    assert (kernels.OWN_WEIGHT, kernels.ALL_WEIGHT, kernels.RANK_START) == (
+        gate.OWN_WEIGHT,
+        gate.ALL_WEIGHT,
+        gate.RANK_START,
+    )
+    assert (kernels.MAX_TRIALS, kernels.MIN_PROBABILITY) == (_learnt.MAX_TRIALS, MIN_PROBABILITY)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -447,7 +452,7 @@ def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
             experts, counts = np.unique(event.index, return_counts=True)
             said = events[layer + 1].said[0].astype(np.int16)[:, None] if layer + 1 < len(events) else None
             none = np.full((1, 6), -1, np.int16)
-            merged = none if said is None else said[0] if tokens == 1 else forecasting._by_votes(said)
+            merged = none if said is None else said[0] if tokens == 1 else rank_by_votes(said, SHAPE.experts)
             seen = Seen(
                 layer, experts.astype(np.int32), counts.astype(np.int32), tokens, int(Phase.DECODE), 0, -1, merged
             )

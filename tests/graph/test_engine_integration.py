@@ -36,9 +36,9 @@ from hotset.models.static_caches import static_cache  # noqa: E402
 from hotset.models.tracker import StepTracker  # noqa: E402
 from hotset.models.wishes import Wishes  # noqa: E402
 from hotset.owner import Owner  # noqa: E402
+from hotset.prefetch import PrefetchTrial  # noqa: E402
 from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
 from hotset.runtime.graph.engine import GraphEngine  # noqa: E402
-from hotset.runtime.payoff import Payoff  # noqa: E402
 from hotset.runtime.step import ANONYMOUS, Step  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
@@ -78,7 +78,7 @@ def greedy(model: Any, tokens: int = NEW, ids: Any = IDS, **options: Any) -> lis
 
 
 def guesser_for(engine: GraphEngine, *, auto: bool) -> ForecastGuesser:
-    payoff = Payoff(engine.shape.layers, auto=auto, most=engine.controller.plan.ahead)
+    payoff = PrefetchTrial(engine.shape.layers, auto=auto, most=engine.controller.plan.ahead)
     slot_of = engine.controller.table.slot_of
     return ForecastGuesser(parse_forecast("gate"), engine.shape, payoff=payoff, slot_of=slot_of)
 
@@ -192,7 +192,7 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
     model = load(folder, ahead=4, install=False)
     engine = model.hotset.engine
     for name, auto, expected in (("best", False, "forecast best"), ("best", True, None), ("gate", False, None)):
-        payoff = Payoff(LAYERS, auto=auto)
+        payoff = PrefetchTrial(LAYERS, auto=auto)
         engine.guesser = ForecastGuesser(parse_forecast(name), engine.shape, payoff=payoff)
         reason = engine.why_not()
         assert (reason is None) if expected is None else (expected in str(reason))

@@ -15,13 +15,13 @@ import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.cache.plan import Scope  # noqa: E402
 from hotset.forecasts import names, parse  # noqa: E402
-from hotset.forecasts._payoff import LEAST_CHANCE, ON  # noqa: E402
-from hotset.models.budget import default_ahead, least_slots, plan_slots  # noqa: E402
+from hotset.models.budget import least_slots, plan_slots  # noqa: E402
 from hotset.models.gates import Gates  # noqa: E402
 from hotset.models.sites import find_sites  # noqa: E402
+from hotset.prefetch import MIN_PROBABILITY, Driver, PrefetchTrial, prefetch_rows  # noqa: E402
+from hotset.prefetch.trial import ON  # noqa: E402
 from hotset.runtime.event import LiveEvent  # noqa: E402
-from hotset.runtime.forecasting import ForecastGuesser, _by_votes  # noqa: E402
-from hotset.runtime.payoff import Payoff  # noqa: E402
+from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
 from hotset.runtime.step import Step  # noqa: E402
 from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
@@ -149,10 +149,10 @@ def planned(size: int, shape: ModelShape, ahead: int, staging: int | None = None
 
 def test_no_budget_in_bytes_is_exceeded_and_guesses_take_a_sixteenth_at_most() -> None:
     for slots in range(40, 600, 7):
-        plan = planned(slots * 1000 + 999, SHAPE, default_ahead(SHAPE))
+        plan = planned(slots * 1000 + 999, SHAPE, prefetch_rows(Driver.CPU, SHAPE))
         assert plan.cached + plan.staging + plan.ahead <= slots
         assert plan.ahead <= slots / 16
-        assert plan.ahead <= default_ahead(SHAPE) == 4
+        assert plan.ahead <= prefetch_rows(Driver.CPU, SHAPE) == 4
 
 
 @pytest.mark.parametrize("memory", ["25%", "130 slots"])
@@ -173,7 +173,7 @@ def test_the_smallest_budget_works_with_guesses_too(layers: int) -> None:
     shape = ModelShape(layers, 64, 8, 1000)
     least = least_slots(shape, Scope.LAYER)
     assert planned((least + 1) * 1000, shape, 0).cached == least
-    assert planned((least + 1) * 1000, shape, default_ahead(shape)).cached == least
+    assert planned((least + 1) * 1000, shape, prefetch_rows(Driver.CPU, shape)).cached == least
 
 
 def test_a_reset_counts_guesses_anew() -> None:
@@ -304,7 +304,7 @@ def decode(number: int, ids: list[int] | None = None) -> Step:
     return Step(number, 1, 1, Phase.DECODE, 0, None if ids is None else np.array(ids, np.int32))
 
 
-class Asked(Payoff):
+class Asked(PrefetchTrial):
     """Remembers of which layers and passes it was asked."""
 
     def __init__(self) -> None:
@@ -341,7 +341,7 @@ def test_after_the_last_layer_the_pass_that_is_asked_for_is_the_next() -> None:
 
 def test_no_more_is_sent_than_there_is_room_or_than_pays_and_the_best_goes_first() -> None:
     wanted = list(range(10, 26))
-    guesser = guesser_of("gate", gate=fixed_gate(wanted), payoff=Payoff(LAYERS, auto=False, most=16))
+    guesser = guesser_of("gate", gate=fixed_gate(wanted), payoff=PrefetchTrial(LAYERS, auto=False, most=16))
     everyone = sent_after(guesser, 0, [1, 2, 3, 4, 5, 6, 7, 8], 1)
     assert everyone == [ExpertKey(1, expert) for expert in wanted[:4]]  # four to begin with
     assert len(sent_after(guesser, 0, [1], 2, room=2)) == 2
@@ -354,13 +354,13 @@ def test_no_more_is_sent_than_there_is_room_or_than_pays_and_the_best_goes_first
 
 def test_what_is_unlikely_is_not_sent_for() -> None:
     wanted = list(range(10, 26))
-    guesser = guesser_of("gate", gate=fixed_gate(wanted), payoff=Payoff(LAYERS, auto=False, most=16))
+    guesser = guesser_of("gate", gate=fixed_gate(wanted), payoff=PrefetchTrial(LAYERS, auto=False, most=16))
     assert {key.expert for key in sent_after(guesser, 0, [40], 0)} <= set(wanted)
     for number in range(60):  # the routers ahead are always wrong
         used = [26 + number % 38]
         sent = [key.expert for layer in range(LAYERS) for key in sent_after(guesser, layer, used, number)]
     assert sent == []
-    assert 0.0 < guesser._chances.max() < LEAST_CHANCE
+    assert 0.0 < guesser._chances.max() < MIN_PROBABILITY
 
 
 def test_control_passes_go_without() -> None:
@@ -374,7 +374,7 @@ def test_control_passes_go_without() -> None:
 def test_experts_with_a_slot_are_not_sent_for() -> None:
     slot_of = np.full((LAYERS, EXPERTS), -1, np.int32)
     slot_of[1, [10, 12]] = [0, 1]
-    forced = Payoff(LAYERS, auto=False, most=16)
+    forced = PrefetchTrial(LAYERS, auto=False, most=16)
     guesser = guesser_of("gate", gate=fixed_gate(list(range(10, 26))), payoff=forced, slot_of=slot_of)
     assert [key.expert for key in sent_after(guesser, 0, [1], 1)] == [11, 13, 14, 15]
 
@@ -385,7 +385,7 @@ def test_nothing_is_asked_or_learnt_while_guessing_is_switched_off() -> None:
     for number in range(1, 200):
         guesser.note_pass(decode(number), 1e-3 + 1e-4 * (guesser.payoff.most(0, number) > 0))
     assert guesser.payoff.decision == "off"
-    assert "cost 0.100 of 1.000 ms per pass" in guesser.payoff.reason
+    assert "costs 0.100 of 1.000 ms per step" in guesser.payoff.reason
     before = [np.copy(part) for part in guesser.state if isinstance(part, np.ndarray)]
     assert guesser.look(3, torch.zeros(1, 4), decode(201)) is None
     assert guesser.after(3, event_of([1, 2]), decode(201), 8, lambda _: False) == []
@@ -393,13 +393,6 @@ def test_nothing_is_asked_or_learnt_while_guessing_is_switched_off() -> None:
     after = [part for part in guesser.state if isinstance(part, np.ndarray)]
     assert len(before) > 0
     assert all(np.array_equal(old, new) for old, new in zip(before, after, strict=True))
-
-
-def test_several_tokens_vote_and_a_first_place_counts_most() -> None:
-    said = np.array([[[3, 1, 2]], [[1, 3, 5]], [[1, -1, -1]]], np.int16)  # 1: 2 + 3 + 3; 3: 3 + 2; 2 and 5: 1 each
-    assert _by_votes(said).tolist() == [[1, 3, 2]]
-    few = np.array([[[4, -1, -1]], [[4, -1, -1]]], np.int16)
-    assert _by_votes(few).tolist() == [[4, -1, -1]]
 
 
 def test_what_the_gates_say_of_a_batch_reaches_the_forecast_by_votes() -> None:
@@ -437,7 +430,7 @@ def test_prompts_are_learnt_from() -> None:
 
 
 def test_stats_say_what_was_decided() -> None:
-    payoff = Payoff(2, most=3)
+    payoff = PrefetchTrial(2, most=3)
     with_guesses, without = sorted((6, 7), key=lambda number: payoff.most(1, number) == 0)
     payoff.note(1, with_guesses, 2e-3, 0, 1)
     payoff.note(1, without, 1e-3, 0, 0)

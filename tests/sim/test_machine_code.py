@@ -8,14 +8,20 @@ from typing import Any
 
 import pytest
 
-from hotset.forecasts import Forecast, _kernel, _payoff, names, parse
+from hotset.forecasts import Forecast, _kernel, names, parse
 from hotset.policies import eam
+from hotset.prefetch import trial
 from hotset.sim import ahead, forecasting
 
 LOOPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "steps": _kernel._ENTRIES,
     "judging": forecasting._TEMPLATES,
     "guessing": ahead._TEMPLATES,
+}
+MORE: dict[str, tuple[Path, ...]] = {
+    "steps": (),
+    "judging": forecasting.PREFETCH_SOURCES,
+    "guessing": forecasting.PREFETCH_SOURCES,
 }
 
 
@@ -44,17 +50,17 @@ def parts(forecast: type[Forecast], loop: str) -> list[Any]:
 @pytest.mark.parametrize("name", names())
 def test_every_function_that_is_reached_counts(name: str, loop: str) -> None:
     forecast = type(parse(name))
-    assert reached(parts(forecast, loop)) <= set(_kernel.sources_of(forecast, LOOPS[loop]))
+    assert reached(parts(forecast, loop)) <= {*_kernel.sources_of(forecast, LOOPS[loop]), *MORE[loop]}
 
 
 def test_what_is_reached_is_more_than_one_file() -> None:
     files = reached(parts(type(parse("eam")), "guessing"))
-    assert files >= {Path(module.__file__ or "") for module in (ahead, forecasting, _payoff, eam)}
+    assert files >= {Path(module.__file__ or "") for module in (ahead, forecasting, trial, eam)}
 
 
-@pytest.mark.parametrize("module", [ahead, forecasting, _payoff, eam, _kernel])
+@pytest.mark.parametrize("module", [ahead, forecasting, trial, eam, _kernel])
 def test_the_name_changes_with_each_source(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = _kernel.sources_of(type(parse("best")), ahead._TEMPLATES)
+    sources = [*_kernel.sources_of(type(parse("best")), ahead._TEMPLATES), *MORE["guessing"]]
     before = _kernel._digest(sources)
     assert _kernel._digest(sources) == before
     read = Path.read_bytes

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from sim_samples import random_trace, trace_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "forecasts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "prefetch"))
 
 from forecast_samples import Live, events_of
 from forecast_samples import random_trace as told_trace
-from test_payoff import SlowPayoff
+from test_trial import SlowTrial
 
 from hotset.cache import Controller, Scope, SlotPlan
 from hotset.errors import HotsetError
@@ -102,7 +103,7 @@ def slow(
     trace, link, cache = case.trace, case.link, case.cache()
     layers, experts = trace.shape.layers, trace.shape.experts
     layer_s = link.compute_s / layers
-    payoff = SlowPayoff(layers, auto=auto and forecast != "off", most=slots)
+    payoff = SlowTrial(layers, auto=auto and forecast != "off", most=slots)
     live = None if forecast in ("off", "oracle") else Live(parse_forecast(forecast), trace.shape)
     events, told = list(trace), events_of(trace)
     underway: list[Sent] = []  # in the order of departure

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hotset.cache import Controller, SlotPlan
-from hotset.cache.plan import default_ahead
 from hotset.errors import HotsetError
 from hotset.policies import parse
+from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import ModelShape
 from hotset.sim import studies
 from hotset.sim.ahead import Journey
@@ -271,11 +271,11 @@ def test_slots_for_guesses_come_out_of_the_same_memory(mix: Mix) -> None:
 def test_slots_for_guesses_are_as_many_everywhere() -> None:
     for top_k, slots in ((1, 1), (2, 2), (4, 4), (8, 4)):
         shape = ModelShape(8, 64, top_k)
-        assert default_ahead(shape) == Sweep().ahead_slots(shape) == layout(shape).ahead == slots
+        assert prefetch_rows(Driver.CPU, shape) == Sweep().ahead_slots(shape) == layout(shape).ahead == slots
     pytest.importorskip("torch")
-    from hotset.models import budget
+    from hotset.models.budget import slots_for_guesses
 
-    assert budget.default_ahead is default_ahead
+    assert slots_for_guesses(shape, by_device=False) == 4
 
 
 def test_judged_requests_are_none_of_the_first_half(mix: Mix) -> None:

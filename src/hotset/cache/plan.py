@@ -20,11 +20,6 @@ class Scope(StrEnum):
     POOL = "pool"
 
 
-def default_ahead(shape: ModelShape) -> int:
-    """Slots for guesses: few, since what they take from the cache costs hits (docs/studies.md, bytes)."""
-    return min(shape.top_k, 4)
-
-
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
     """So many slots that cache, and beside them a few for staging, which experts only pass through, and for guesses."""

@@ -92,10 +92,11 @@ def bind(
     templates: Sequence[Callable[..., Any]],
     entries: Sequence[Callable[..., Any]],
     names: dict[str, Any],
+    more_sources: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Compile templates, in the order in which they call each other, for one forecast."""
     space = dict(names) | {"observe": forecast.observe, "chances": forecast.chances}
-    tag = f"{forecast.name}_{_digest(sources_of(forecast, templates))}"
+    tag = f"{forecast.name}_{_digest([*sources_of(forecast, templates), *more_sources])}"
     for template in templates:
         bound = types.FunctionType(template.__code__, space, template.__name__, template.__defaults__)
         bound.__qualname__ = f"{template.__name__}_{tag}"

@@ -13,7 +13,8 @@ from hotset.shape import ModelShape
 
 _MEMORY = 4096.0  # tokens; a rate of use is a mean over about so many
 _CREDIT = 8.0  # tokens that the even start of a rate counts for
-_TRIALS = 8192.0  # at so many trials a count is halved, so that the learnt chance can still move
+MAX_TRIALS = 8192.0
+"""At so many trials a count is halved, so that the learnt probability can still move."""
 _TINY = 1e-4  # no chance is nearer to 0 or 1 than this when it becomes odds
 
 
@@ -49,7 +50,7 @@ def count(cell: Any, hits: float, trials: float) -> None:
     """Add to a pair of hits and trials; one that has grown long forgets half."""
     cell[0] += hits
     cell[1] += trials
-    if cell[1] > _TRIALS:
+    if cell[1] > MAX_TRIALS:
         cell[0] *= 0.5
         cell[1] *= 0.5
 

@@ -14,7 +14,9 @@ from hotset.shape import ModelShape
 OWN_WEIGHT, ALL_WEIGHT = 24.0, 8.0
 """Trials that the chance of all layers counts for in a layer's own, and the even start in that of all layers."""
 
-_START, _REST = 0.5, 0.4  # of a guess, and of the rate of use for an expert not guessed
+RANK_START = 0.5
+"""The probability that a prediction of any rank is right, before anything is counted."""
+_REST = 0.4  # of the rate of use, for an expert that was not predicted
 
 
 class GateState(NamedTuple):
@@ -62,7 +64,7 @@ def chances(state: GateState, seen: Seen, target: int, distance: int, out: Any) 
 @compiled
 def expected(state: GateState, several: int, d: int, layer: int, rank: int, rate: float) -> Any:
     """The layer's own record, leaning on that of all layers while it is short."""
-    shared = learnt(state.all_cells[several, d, rank], _REST if rank == len(state.rank) else _START, ALL_WEIGHT)
+    shared = learnt(state.all_cells[several, d, rank], _REST if rank == len(state.rank) else RANK_START, ALL_WEIGHT)
     own = learnt(state.own_cells[several, d, layer, rank], shared, OWN_WEIGHT)
     return min(rate * own, 1.0) if rank == len(state.rank) else own
 

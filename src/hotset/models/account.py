@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from hotset.cache.controller import Controller
-from hotset.cache.plan import Scope, SlotPlan, default_ahead
+from hotset.cache.plan import Scope, SlotPlan
 from hotset.engine.kernels import cpu, grouped
 from hotset.errors import BudgetError
 from hotset.models.footprint import Footprint
 from hotset.models.static_caches import length_for
 from hotset.policies import parse
+from hotset.prefetch import Driver, prefetch_rows
 from hotset.runtime.machine import available_memory_bytes, keep_large_blocks_apart, memory_limit_bytes
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
@@ -61,7 +62,9 @@ class Account:
         """The largest budget that works, in the words of the one that does not."""
         size, shape = plan.shape.expert_bytes or 1, plan.shape
         room = int(self.expert_bytes * (1 - _ROUNDING))
-        beside = plan.staging + max(plan.ahead, default_ahead(shape))  # where some are missing, some are predicted
+        beside = plan.staging + max(
+            plan.ahead, prefetch_rows(Driver.HOST, shape)
+        )  # where some are missing, some are predicted
         slots = min(room // size - beside, shape.total_experts - 1)
         if slots < max(shape.layers, shape.top_k):
             return "close other programs, pass a smaller --context, or use a machine with more memory"

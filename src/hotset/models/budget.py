@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotset.cache.plan import Scope, SlotPlan
-from hotset.cache.plan import default_ahead as default_ahead
 from hotset.errors import BudgetError
 from hotset.models.site import Site
 from hotset.options.run import AUTO
+from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
@@ -26,15 +26,9 @@ def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:
     )
 
 
-LARGE_BYTES = 16 << 20
-"""To copy such an expert takes longer than a layer computes, so that a second guess for the layer never sets out."""
-
-
 def slots_for_guesses(shape: ModelShape, by_device: bool) -> int:
-    """Slots for guesses; where the device drives, the event and the two layers ahead have one or two each."""
-    if not by_device:
-        return default_ahead(shape)
-    return 3 if (shape.expert_bytes or 0) >= LARGE_BYTES else 6
+    """Rows for prefetch beside the cache."""
+    return prefetch_rows(Driver.DEVICE if by_device else Driver.HOST, shape)
 
 
 def default_staging(shape: ModelShape, on_gpu: bool, by_device: bool = False) -> int:

@@ -28,12 +28,12 @@ from hotset.models.tracker import StepTracker
 from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF
 from hotset.policies import parse
+from hotset.prefetch import PrefetchTrial
 from hotset.runtime.caching import CachingEngine
 from hotset.runtime.cpu import CpuEngine
 from hotset.runtime.engine import Engine
 from hotset.runtime.forecasting import ForecastGuesser
 from hotset.runtime.gradients import differentiable, refuse_dropout
-from hotset.runtime.payoff import Payoff
 from hotset.runtime.stock import StockEngine
 from hotset.store import Catalog
 
@@ -152,7 +152,7 @@ def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, optio
     named = options.prefetch != AUTO
     forecast = parse_forecast(options.prefetch if named else "gate" if gates is not None else "best")
     shape, most = engine.shape, engine.controller.plan.ahead
-    payoff = Payoff(shape.layers, auto=not named, most=most)
+    payoff = PrefetchTrial(shape.layers, auto=not named, most=most)
     gate, slot_of = None if gates is None else gates.guess, engine.controller.table.slot_of
     return ForecastGuesser(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)
 

@@ -11,10 +11,10 @@ import torch
 
 from hotset.forecasts import Forecast, Seen
 from hotset.forecasts._kernel import steps_of
-from hotset.forecasts._payoff import LEAST_CHANCE
+from hotset.prefetch import MIN_PROBABILITY, PrefetchTrial
+from hotset.prefetch.votes import rank_by_votes
 from hotset.runtime.event import LiveEvent
 from hotset.runtime.guessing import IsNear
-from hotset.runtime.payoff import Payoff
 from hotset.runtime.step import Step
 from hotset.shape import ExpertKey, ModelShape
 
@@ -32,11 +32,11 @@ class ForecastGuesser:
         *,
         gate: Gate | None = None,
         distances: int = 1,
-        payoff: Payoff | None = None,
+        payoff: PrefetchTrial | None = None,
         slot_of: npt.NDArray[Any] | None = None,
     ) -> None:
         self.forecast, self.shape, self.gate, self.distances = forecast, shape, gate, distances
-        self.payoff = payoff or Payoff(shape.layers)
+        self.payoff = payoff or PrefetchTrial(shape.layers)
         self.state = forecast.start(shape)
         self._steps = steps_of(type(forecast))
         self._slot_of = np.full((shape.layers, shape.experts), -1, np.int32) if slot_of is None else slot_of
@@ -91,13 +91,13 @@ class ForecastGuesser:
         if event.said is None:
             return self._none
         said = event.said.reshape(event.tokens, self.distances, -1).astype(np.int16)
-        return said[0] if len(said) == 1 else _by_votes(said)
+        return said[0] if len(said) == 1 else rank_by_votes(said, self.shape.experts)
 
     def _likeliest(
         self, seen: Seen, target: int, distance: int, most: int, is_near: IsNear
     ) -> list[tuple[float, ExpertKey]]:
         count = self._steps.pick(
-            self.state, *seen, target, distance, self._slot_of[target], LEAST_CHANCE, self._chances, self._picked
+            self.state, *seen, target, distance, self._slot_of[target], MIN_PROBABILITY, self._chances, self._picked
         )
         found: list[tuple[float, ExpertKey]] = []
         for expert in self._picked[:count].tolist():
@@ -107,21 +107,6 @@ class ForecastGuesser:
             if not is_near(key):
                 found.append((float(self._chances[expert]), key))
         return found
-
-
-def _by_votes(said: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
-    """One list per distance from those of several tokens: a first place counts most."""
-    distances, width = said.shape[1:]
-    merged = np.full((distances, width), -1, np.int16)
-    for distance in range(distances):
-        votes: dict[int, int] = {}
-        for row in said[:, distance].tolist():
-            for place, expert in enumerate(row):
-                if expert >= 0:
-                    votes[expert] = votes.get(expert, 0) + width - place
-        best = sorted(votes, key=lambda expert: (-votes[expert], expert))[:width]
-        merged[distance, : len(best)] = best
-    return merged
 
 
 def forecast_stats(guesser: ForecastGuesser, counts: Any) -> dict[str, Any]:
@@ -134,6 +119,8 @@ def forecast_stats(guesser: ForecastGuesser, counts: Any) -> dict[str, Any]:
         "in_time_bytes": counts.in_time_bytes,
         "late_bytes": counts.late_bytes,
         "wasted_bytes": counts.wasted_bytes,
-        "budget_bytes": [most * (guesser.shape.expert_bytes or 0) for most in guesser.payoff.state.most[:-1].tolist()],
+        "budget_bytes": [
+            most * (guesser.shape.expert_bytes or 0) for most in guesser.payoff.state.budget[:-1].tolist()
+        ],
         **guesser.payoff.as_dict(),
     }

@@ -19,16 +19,10 @@ from hotset.checks import number, whole
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, parse
 from hotset.forecasts._kernel import bind
-from hotset.forecasts._payoff import (
-    LEAST_CHANCE,
-    PayoffState,
-    goes_without,
-    most_guesses,
-    note_event,
-    note_pass,
-    start_payoff,
-)
-from hotset.sim.forecasting import Story, learn, rank_votes, recount_guesses, tell
+from hotset.prefetch import MIN_PROBABILITY
+from hotset.prefetch.trial import TrialState, budget_of, is_control_step, note_event, note_step, start_trial
+from hotset.prefetch.votes import rank_votes  # noqa: F401 - what `recount_guesses` calls
+from hotset.sim.forecasting import PREFETCH_SOURCES, Story, learn, recount_guesses, tell
 from hotset.sim.link import Link
 from hotset.trace import Trace
 from hotset.trace.events import EventTable
@@ -101,7 +95,7 @@ def simulate_ahead(
     slots: int,
     auto: bool = True,
     distances: int = 1,
-    least_chance: float = LEAST_CHANCE,
+    least_chance: float = MIN_PROBABILITY,
 ) -> Journey:
     """Replay a trace and let a forecast fetch ahead; "off" and "oracle" are forecasts, too."""
     resident = controller.table.slot_of >= 0
@@ -128,7 +122,7 @@ def follow_replay(
     slots: int,
     auto: bool = True,
     distances: int = 1,
-    least_chance: float = LEAST_CHANCE,
+    least_chance: float = MIN_PROBABILITY,
     resident: Resident | None = None,
     taught: Trace | None = None,
 ) -> Journey:
@@ -149,7 +143,7 @@ def follow_replay(
         learn(chosen, state, taught)
         story = story._replace(request=story.request + taught.requests)
     wish = Wish({OFF: NO_GUESSES, ORACLE: TRUTH}.get(forecast, FORECAST), distances, least_chance)
-    payoff = start_payoff(layers, auto=auto and forecast != OFF, most=slots)
+    payoff = start_trial(layers, auto=auto and forecast != OFF, most=slots)
     board = Board(np.full(slots, -1), np.zeros(slots, np.int64), np.zeros(slots), np.zeros(slots, np.int64))
     near = np.zeros((layers, experts), np.bool_) if resident is None else resident.copy()
     sums = np.zeros(SUMS)
@@ -181,7 +175,7 @@ def _road(link: Link, trace: Trace) -> Road:
     return Road(layer_s, layer_s * link.expert_share, link.bytes_per_s, link.latency_s, float(size))
 
 
-def _journey(sums: Any, payoff: PayoffState, next_pass: int) -> Journey:
+def _journey(sums: Any, payoff: TrialState, next_pass: int) -> Journey:
     return Journey(
         stall_s=float(sums[STALL_S]),
         total_s=float(sums[TOTAL_S]),
@@ -306,7 +300,7 @@ def ends_pass(story: Story, event: int) -> bool:
 
 
 def follow(
-    story: Story, log: Any, misses: Any, resident: Any, state: Any, payoff: PayoffState, board: Board, road: Road,
+    story: Story, log: Any, misses: Any, resident: Any, state: Any, payoff: TrialState, board: Board, road: Road,
     wish: Wish, out: Any, found: Any, guesses: Any, sums: Any
 ) -> None:  # fmt: skip
     """Walk through all events with a clock for the compute and one for the link."""
@@ -342,7 +336,7 @@ def follow(
             observe(state, seen)
             for distance in range(1, wish.distances + 1 if decode else 1):
                 target = (layer + distance) % layers
-                most = most_guesses(payoff, target, number + (layer + distance) // layers)
+                most = budget_of(payoff, target, number + (layer + distance) // layers)
                 if most > 0:
                     foresee(story, state, seen, event, target, distance, wish.mode, out)
                     turn = send(board, road, resident, target, out, wish.least_chance, most, turn)
@@ -351,13 +345,13 @@ def follow(
         pass_s += road.layer_s + stall
         if ends_pass(story, event):
             if decode:
-                sums[PASSES_WITH] += wish.mode != NO_GUESSES and not goes_without(payoff, layers, number)
-                note_pass(payoff, number, pass_s)
+                sums[PASSES_WITH] += wish.mode != NO_GUESSES and not is_control_step(payoff, layers, number)
+                note_step(payoff, number, pass_s)
             pass_s = 0.0
 
 
 _TEMPLATES = (
-    rank_votes, recount_guesses, travel, is_missing, claim, is_on_board, send, settle, foresee, token_of, ends_pass,
+    recount_guesses, travel, is_missing, claim, is_on_board, send, settle, foresee, token_of, ends_pass,
     follow,
 )  # fmt: skip
 _MADE: dict[type[Forecast], Callable[..., None]] = {}
@@ -365,5 +359,5 @@ _MADE: dict[type[Forecast], Callable[..., None]] = {}
 
 def _follow_of(forecast: type[Forecast]) -> Callable[..., None]:
     if forecast not in _MADE:
-        _MADE[forecast] = bind(forecast, _TEMPLATES, (follow,), globals())["follow"]
+        _MADE[forecast] = bind(forecast, _TEMPLATES, (follow,), globals(), PREFETCH_SOURCES)["follow"]
     return _MADE[forecast]

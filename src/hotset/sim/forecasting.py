@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from hotset.checks import number, texts, whole
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, names, parse
 from hotset.forecasts._kernel import bind
+from hotset.prefetch.votes import rank_votes
 from hotset.trace import Phase, Trace
 from hotset.trace.events import EventTable
 
@@ -26,6 +28,9 @@ _PACE_EVENTS = 4000  # enough to time a forecast
 _LEAST_CHANCE = 1e-6  # a wrong certainty costs this much log-loss, not everything
 HITS, HITS_TWICE, USED, PICKED, PICKED_TWICE, LOG_LOSS, BRIER, ASKED, JUDGED = range(9)
 SUMS = 9
+
+PREFETCH_SOURCES = tuple(sorted((Path(__file__).parents[1] / "prefetch").glob("*.py")))
+"""What of `hotset.prefetch` may end up in the machine code of a loop."""
 
 observe: Callable[..., None]
 chances: Callable[..., None]
@@ -238,27 +243,7 @@ def recount_guesses(story: Story, event: int, scratch: Any, guesses: Any) -> Non
                 for r in range(min(story.guesses.shape[3], guesses.shape[1])):
                     guesses[d, r] = story.guesses[first, target, d, r]
             else:
-                rank_votes(story, first, last, target, d, scratch, guesses[d])
-
-
-def rank_votes(story: Story, first: int, last: int, target: int, d: int, votes: Any, row: Any) -> None:
-    """The union of the tokens' guesses, those with most votes first, where a better rank is a larger vote."""
-    width, size = story.guesses.shape[3], 0
-    for e in range(len(votes)):
-        votes[e] = 0.0
-    for t in range(first, last):
-        for r in range(width):
-            expert = story.guesses[t, target, d, r]
-            if expert >= 0:
-                votes[expert] += width - r
-    for e in range(len(votes)):
-        if votes[e] > 0:
-            at = size
-            while at > 0 and votes[row[at - 1]] < votes[e]:
-                row[at] = row[at - 1]
-                at -= 1
-            row[at] = e
-            size += 1
+                rank_votes(story.guesses[first:last, target, d], scratch, guesses[d])
 
 
 def judge(story: Story, event: int, top_k: int, out: Any, used: Any, sums: Any, bins: Any) -> None:
@@ -322,12 +307,12 @@ def loop(
                     judge(story, there, top_k, scratch[0], scratch[1], sums[d, target], bins[d])
 
 
-_TEMPLATES = (rank_votes, recount_guesses, weigh, judge, loop)
+_TEMPLATES = (recount_guesses, weigh, judge, loop)
 _MADE: dict[type[Forecast], Callable[..., None]] = {}
 
 
 def loop_of(forecast: type[Forecast]) -> Callable[..., None]:
     """The compiled loop of one forecast, made once per process."""
     if forecast not in _MADE:
-        _MADE[forecast] = bind(forecast, _TEMPLATES, (loop,), globals())["loop"]
+        _MADE[forecast] = bind(forecast, _TEMPLATES, (loop,), globals(), PREFETCH_SOURCES)["loop"]
     return _MADE[forecast]

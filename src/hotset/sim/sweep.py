@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from hotset.cache import Scope, SlotPlan
-from hotset.cache.plan import default_ahead
 from hotset.checks import choice, instance, number, put, shown, text, texts, whole
 from hotset.errors import BudgetError, HotsetError, PolicyError
 from hotset.forecasts import parse as parse_forecast
 from hotset.policies import Admit, Policy, parse
+from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import MAX_SLOTS, Budget, ModelShape
 from hotset.sim.link import Link
 from hotset.trace import Trace
@@ -83,7 +83,7 @@ class Sweep:
 
     def ahead_slots(self, shape: ModelShape) -> int:
         """The slots for guesses: as asked for, or what an engine takes."""
-        return default_ahead(shape) if self.ahead is None else self.ahead
+        return prefetch_rows(Driver.CPU, shape) if self.ahead is None else self.ahead
 
     def asked_for(self) -> list[Policy]:
         """The named policies, once each, and the bound."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LEAST_CHANCE = 0.3
-OWN_WEIGHT, ALL_WEIGHT, START, MOST_TRIALS = 24.0, 8.0, 0.5, 8192.0
-"""How the chance of a rank is learnt: as by hotset.forecasts.gate, which says what they mean."""
+from hotset.forecasts._learnt import MAX_TRIALS
+from hotset.forecasts.gate import ALL_WEIGHT, OWN_WEIGHT, RANK_START
+from hotset.prefetch import MIN_PROBABILITY
 
-_LEAST, _MOST_TRIALS = tl.constexpr(LEAST_CHANCE), tl.constexpr(MOST_TRIALS)
-_OWN_WEIGHT, _ALL_WEIGHT, _START = tl.constexpr(OWN_WEIGHT), tl.constexpr(ALL_WEIGHT), tl.constexpr(START)
+_MIN_PROBABILITY, _MAX_TRIALS = tl.constexpr(MIN_PROBABILITY), tl.constexpr(MAX_TRIALS)
+_OWN_WEIGHT, _ALL_WEIGHT, _START = tl.constexpr(OWN_WEIGHT), tl.constexpr(ALL_WEIGHT), tl.constexpr(RANK_START)
 _CHUNK = tl.constexpr(32)
 
 
@@ -131,7 +131,7 @@ def _cells(cell, mask):
 @triton.jit
 def _count(cell, hits, trials, hit, tried):
     """Store hits and trials after one more; those that have grown long forget half first."""
-    kept = tl.where(trials > _MOST_TRIALS, 0.5, 1.0)
+    kept = tl.where(trials > _MAX_TRIALS, 0.5, 1.0)
     tl.store(cell, hits * kept + hit, mask=tried)
     tl.store(cell + 1, trials * kept, mask=tried)
 
@@ -205,7 +205,7 @@ def pick(
         named = _name(scores[distance], state.votes, named_at, tokens, experts, lanes, width, rank_lanes)
         chance = _chance(state, target, distance, tokens > 1, layers, width, rank_lanes)
         seat = tl.load(state.seat + distance * experts + named, mask=named >= 0, other=0)
-        takes = (seat < 0) & (chance >= _LEAST)
+        takes = (seat < 0) & (chance >= _MIN_PROBABILITY)
         blocks = (tl.load(words_of + target) + block - 1) // block
         _enlist(state, part, target, number, named, chance, takes, blocks, guesses, guess_lanes, rank_lanes, programs)
         tl.store(state.named_for + part * distances + distance, number)

@@ -20,10 +20,10 @@ from hotset.cache.shadow import log_is_full
 from hotset.engine.kernels.triton_experts import TritonExperts
 from hotset.errors import HotsetError
 from hotset.policies import Policy
+from hotset.prefetch.times import MissAdjustedTimes
 from hotset.runtime.background import Warmer
 from hotset.runtime.caching import Work
 from hotset.runtime.device import DeviceEngine
-from hotset.runtime.even_times import EvenTimes
 from hotset.runtime.event import LiveEvent
 from hotset.runtime.forecasting import ForecastGuesser
 from hotset.runtime.graph.ahead_state import AheadState, Tallies
@@ -74,7 +74,7 @@ class GraphEngine(DeviceEngine):
         self._device_is_ahead = False
         self._handed: tuple[Any, ...] | None = None  # the host's changes that the device knows of; None before any
         self._tallied = [0] * len(Tallies._fields)
-        self._even_times = EvenTimes()
+        self._even_times = MissAdjustedTimes()
         self._filler: Warmer | None = None
         self._full = False
         self.controller.before_change = _taking_back(weakref.ref(self))
@@ -373,7 +373,7 @@ class GraphEngine(DeviceEngine):
         state = None if self._shared is None or self._broken else self._shared.ahead
         if state is not None and isinstance(self.guesser, ForecastGuesser):
             with self._minding_faults():
-                self.guesser.payoff.state.most[:-1] = state.most.cpu().numpy()
+                self.guesser.payoff.state.budget[:-1] = state.most.cpu().numpy()
         super().settle()
 
     def differences(self) -> int:

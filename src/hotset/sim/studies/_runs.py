@@ -6,10 +6,9 @@ from dataclasses import fields
 from typing import NamedTuple
 
 from hotset.cache import Controller, SlotPlan
-from hotset.cache.plan import default_ahead
 from hotset.forecasts import names, parse
-from hotset.forecasts._payoff import LEAST_CHANCE
 from hotset.policies import parse as parse_policy
+from hotset.prefetch import MIN_PROBABILITY, Driver, prefetch_rows
 from hotset.shape import ModelShape
 from hotset.sim.ahead import Journey, simulate_ahead
 from hotset.sim.link import Link
@@ -46,7 +45,7 @@ class Outcome(NamedTuple):
 
 def layout(shape: ModelShape, share: float = SHARE, ahead: int | None = None) -> Layout:
     """A share of all experts, of which some slots wait for guesses."""
-    waiting = default_ahead(shape) if ahead is None else ahead
+    waiting = prefetch_rows(Driver.CPU, shape) if ahead is None else ahead
     return Layout(round(share * shape.total_experts) - waiting, waiting)
 
 
@@ -76,7 +75,7 @@ def drive(
     *,
     auto: bool = True,
     distances: int = 1,
-    least_chance: float = LEAST_CHANCE,
+    least_chance: float = MIN_PROBABILITY,
 ) -> Outcome:
     """Replay with guesses over the link and count the second half."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from hotset.cache.plan import default_ahead
+from hotset.prefetch import Driver, prefetch_rows
 from hotset.sim.link import Link
 from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
 from hotset.sim.studies._runs import COMPUTE_S, SHARE, Layout, drive, forecasts_for, layout
@@ -35,7 +35,7 @@ def plan(traces: Mapping[str, Trace]) -> Plan:
 
 def _ways(mix: Mix) -> list[tuple[str, str]]:
     named = [(forecast, auto) for forecast in forecasts_for(mix.whole) for auto in ("on", "off")]
-    fits = 2 * TIMES * default_ahead(mix.fit.shape) <= layout(mix.fit.shape).total
+    fits = 2 * TIMES * prefetch_rows(Driver.CPU, mix.fit.shape) <= layout(mix.fit.shape).total
     more = [(MORE, auto) for auto in ("on", "off") if fits]
     return [("demand only", "-"), ("off", "-"), *named, *more, ("oracle", "off")]
 
@@ -43,7 +43,7 @@ def _ways(mix: Mix) -> list[tuple[str, str]]:
 def room_for(mix: Mix, forecast: str) -> Layout:
     """The same memory for all: without guesses, all of it caches."""
     shape = mix.fit.shape
-    return layout(shape, SHARE, {"demand only": 0, MORE: TIMES * default_ahead(shape)}.get(forecast))
+    return layout(shape, SHARE, {"demand only": 0, MORE: TIMES * prefetch_rows(Driver.CPU, shape)}.get(forecast))
 
 
 def measure(mix: Mix, speed: int, forecast: str, auto: str) -> list[Row]:

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from hotset.cache.learning import PRIOR_TOKENS, prime
-from hotset.cache.plan import default_ahead
-from hotset.forecasts._payoff import LEAST_CHANCE
 from hotset.policies.eam import CAPACITY
+from hotset.prefetch import MIN_PROBABILITY, Driver, prefetch_rows
 from hotset.profile import Fingerprint
 from hotset.profile.fold import profile_of
 from hotset.profile.profile import UNKNOWN
@@ -33,7 +32,7 @@ class Setting:
     share: float = SHARE
     slots: int | None = None
     distances: int = 1
-    least_chance: float = LEAST_CHANCE
+    least_chance: float = MIN_PROBABILITY
     prior: int | None = None
 
 
@@ -48,7 +47,7 @@ class Knob:
 
 def knobs(trace: Trace) -> list[Knob]:
     """All knobs, each with the policy and forecast that it belongs to."""
-    base, slots = Setting(), default_ahead(trace.shape)
+    base, slots = Setting(), prefetch_rows(Driver.CPU, trace.shape)
     rooms = sorted({1, 2, slots, 2 * slots, 4 * slots})
     eam = partial(_collection, base)
     return [
@@ -57,7 +56,7 @@ def knobs(trace: Trace) -> list[Knob]:
         Knob("prior weight", PRIOR_TOKENS, {n: replace(base, prior=n) for n in (0, 16, 64, 256, 1024)}),
         Knob("slots for guesses", slots, {n: replace(base, slots=n) for n in rooms}),
         Knob("distance", 1, {n: replace(base, distances=n) for n in (1, 2, 3) if n <= trace.shape.layers}),
-        Knob("guess threshold", LEAST_CHANCE, {p: replace(base, least_chance=p) for p in (0.1, 0.2, 0.3, 0.5, 0.7)}),
+        Knob("guess threshold", MIN_PROBABILITY, {p: replace(base, least_chance=p) for p in (0.1, 0.2, 0.3, 0.5, 0.7)}),
         Knob("collection capacity", CAPACITY, {n: eam(f"capacity={n}") for n in (1, 10, 50, CAPACITY)}),
         Knob("matching depth", 1, {n: eam(f"nearest={n}") for n in (1, 2, 4, 8)}),
     ]

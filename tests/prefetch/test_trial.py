@@ -8,30 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotset.forecasts._payoff import (
-    CONTROL,
-    FEW,
-    FIRST,
-    FRESH,
+from hotset.prefetch import PrefetchTrial
+from hotset.prefetch.trial import (
+    CONTROL_EVERY,
+    FIRST_BUDGET,
     GAIN,
     LIKELY,
-    LONGEST_PAUSE,
     LOSS,
-    MANY,
-    PAUSE,
+    MAX_COMPARISONS,
+    MAX_PAUSE_STEPS,
+    MIN_COMPARISONS,
+    MIN_WEIGHT,
+    PAUSE_STEPS,
     WITH,
     WITHOUT,
-    drawn,
-    goes_without,
-    most_guesses,
+    budget_of,
+    hashed,
+    is_control_step,
     note_event,
-    note_pass,
-    start_payoff,
+    note_step,
+    start_trial,
 )
-from hotset.runtime.payoff import Payoff
 
 
-class SlowPayoff:
+class SlowTrial:
     """The same from the words: every measurement and comparison is kept, and weighed anew each time."""
 
     def __init__(self, layers: int, *, auto: bool = True, most: int = 64) -> None:
@@ -47,7 +47,7 @@ class SlowPayoff:
         return number < self.off_until[row] or number < self.off_until[-1]
 
     def goes_without(self, row: int, number: int) -> bool:
-        control = number % self.length == drawn(number // self.length) % self.length
+        control = number % self.length == hashed(number // self.length) % self.length
         return self.auto and (control or self.is_off(row, number))
 
     @property
@@ -119,7 +119,7 @@ class Run:
     """Passes of a millisecond that `gain` shortens where guesses were sent, measured with noise."""
 
     def __init__(self, gain: float, noise: float, seed: int, *, auto: bool = True, growth: float = 0.0) -> None:
-        self.payoff = Payoff(1, auto=auto, most=8)
+        self.payoff = PrefetchTrial(1, auto=auto, most=8)
         self.random = np.random.default_rng(seed)
         self.gain, self.noise, self.growth = gain, noise, growth
         self.passes_with: list[int] = []
@@ -151,9 +151,9 @@ class Run:
 
 
 def test_the_constants_are_those_of_the_slow_model() -> None:
-    assert (CONTROL, FEW, MANY, FRESH) == (16, 8, 32, 1 / 16)
+    assert (CONTROL_EVERY, MIN_COMPARISONS, MAX_COMPARISONS, MIN_WEIGHT) == (16, 8, 32, 1 / 16)
     assert (GAIN, LOSS, LIKELY) == (2.5, 2.0, 1.0)
-    assert (PAUSE, LONGEST_PAUSE, FIRST) == (256, 4096, 4)
+    assert (PAUSE_STEPS, MAX_PAUSE_STEPS, FIRST_BUDGET) == (256, 4096, 4)
 
 
 @pytest.mark.parametrize("auto", [True, False])
@@ -161,7 +161,7 @@ def test_the_constants_are_those_of_the_slow_model() -> None:
 def test_it_decides_as_the_slow_model_does(seed: int, gain_s: float, auto: bool) -> None:
     random = np.random.default_rng(seed)
     layers, most = 3, int(random.integers(1, 12))
-    fast, slow = Payoff(layers, auto=auto, most=most), SlowPayoff(layers, auto=auto, most=most)
+    fast, slow = PrefetchTrial(layers, auto=auto, most=most), SlowTrial(layers, auto=auto, most=most)
     was_on = was_off = 0
     for number in range(1, 900):
         seconds = 1e-3 * (1 + random.random()) - gain_s * (not slow.goes_without(-1, number))
@@ -192,21 +192,21 @@ def test_it_decides_as_the_slow_model_does(seed: int, gain_s: float, auto: bool)
 
 def test_all_ways_in_agree() -> None:
     random = np.random.default_rng(0)
-    states = [start_payoff(2, most=6) for _ in range(2)]
-    live = Payoff(2, most=6)
+    states = [start_trial(2, most=6) for _ in range(2)]
+    live = PrefetchTrial(2, most=6)
     python: Any = note_event.py_func  # type: ignore[attr-defined]
-    python_pass: Any = note_pass.py_func  # type: ignore[attr-defined]
+    python_pass: Any = note_step.py_func  # type: ignore[attr-defined]
     for number in range(1, 400):
         for layer in range(2):
-            asked = [most_guesses(states[0], layer, number), live.most(layer, number)]
-            asked.append(most_guesses.py_func(states[1], layer, number))  # type: ignore[attr-defined]
+            asked = [budget_of(states[0], layer, number), live.most(layer, number)]
+            asked.append(budget_of.py_func(states[1], layer, number))  # type: ignore[attr-defined]
             assert len(set(asked)) == 1
             event = (layer, number, float(random.gamma(2.0, 1e-3)), *random.integers(0, 3, 2).tolist())
             note_event(states[0], *event)
             python(states[1], *event)
             live.note(*event)
         seconds = float(random.gamma(2.0, 1e-3))
-        note_pass(states[0], number, seconds)
+        note_step(states[0], number, seconds)
         python_pass(states[1], number, seconds)
         live.note_pass(number, seconds)
     for left, middle, right in zip(states[0], states[1], live.state, strict=True):
@@ -215,12 +215,12 @@ def test_all_ways_in_agree() -> None:
 
 
 def test_of_two_passes_of_a_trial_one_goes_without_and_of_sixteen_where_guesses_are_on() -> None:
-    payoff = Payoff(2)
+    payoff = PrefetchTrial(2)
     for stage, length in ((0, 2), (1, 16)):
         payoff.state.stage[0] = stage
         without = [number for number in range(1600) if payoff.most(1, number) == 0]
         assert [number // length for number in without] == list(range(1600 // length))
-        assert [number for number in range(1600) if goes_without(payoff.state, 0, number)] == without
+        assert [number for number in range(1600) if is_control_step(payoff.state, 0, number)] == without
         places = np.bincount([number % length for number in without], minlength=length)
         assert places.min() > 0.3 * places.mean()  # each place in a block is drawn about as often
 
@@ -228,7 +228,7 @@ def test_of_two_passes_of_a_trial_one_goes_without_and_of_sixteen_where_guesses_
 @pytest.mark.parametrize("turns", [2, 3, 4, 8, 16])
 def test_users_who_take_turns_go_without_about_as_often(turns: int) -> None:
     for length in (2, 16):
-        without = [block * length + drawn(block) % length for block in range(4000)]
+        without = [block * length + hashed(block) % length for block in range(4000)]
         share = np.bincount(np.array(without) % turns, minlength=turns) / len(without)
         assert np.abs(share * turns - 1).max() < 0.2
 
@@ -244,7 +244,7 @@ def test_a_forecast_asked_for_by_name_never_pauses(seed: int) -> None:
 
 
 def test_guesses_grow_while_they_come_in_time_up_to_the_slots() -> None:
-    payoff, seen = Payoff(1, most=7, auto=False), []
+    payoff, seen = PrefetchTrial(1, most=7, auto=False), []
     for number in range(1, 8):
         seen.append(payoff.most(0, number))
         payoff.note(0, number, 0.0, 2, 0)
@@ -252,7 +252,7 @@ def test_guesses_grow_while_they_come_in_time_up_to_the_slots() -> None:
 
 
 def test_guesses_shrink_while_they_come_late_down_to_one() -> None:
-    payoff, seen = Payoff(1, auto=False), []
+    payoff, seen = PrefetchTrial(1, auto=False), []
     for number in range(1, 8):
         seen.append(payoff.most(0, number))
         payoff.note(0, number, 0.0, 1, 2)
@@ -261,14 +261,14 @@ def test_guesses_shrink_while_they_come_late_down_to_one() -> None:
 
 @pytest.mark.parametrize(("in_time", "late"), [(0, 0), (1, 1), (3, 1)])
 def test_guesses_stay_as_many_where_the_signs_are_mixed(in_time: int, late: int) -> None:
-    payoff = Payoff(1)
+    payoff = PrefetchTrial(1)
     payoff.note(0, 1, 0.0, in_time, late)
     assert payoff.most(0, 3) == 4
 
 
 def test_fewer_slots_than_the_first_guesses_are_all_that_is_sent() -> None:
-    assert max(Payoff(1, most=2).most(0, number) for number in range(8)) == 2
-    assert max(Payoff(1, most=0).most(0, number) for number in range(8)) == 0
+    assert max(PrefetchTrial(1, most=2).most(0, number) for number in range(8)) == 2
+    assert max(PrefetchTrial(1, most=0).most(0, number) for number in range(8)) == 0
 
 
 @pytest.mark.parametrize(("gain", "noise"), [(0.0, 0.0), (-0.15, 0.0), (-0.15, 0.1), (-0.5, 0.1)])
@@ -281,14 +281,14 @@ def test_nothing_is_ever_on_without_a_gain(gain: float, noise: float) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_it_is_on_only_once_a_gain_is_shown(seed: int) -> None:
     """Up to 16 pairs of passes, all weigh the same: it is on once a pair's mean is beyond two errors and a half."""
-    payoff, random = Payoff(1), np.random.default_rng(seed)
+    payoff, random = PrefetchTrial(1), np.random.default_rng(seed)
     seconds = 1e-3 * (1 + 0.2 * random.normal(size=34))
     guessed = np.array([payoff.most(0, number) > 0 for number in range(2, 36)])
     seconds -= 2e-4 * guessed
     pairs = np.where(guessed, -1, 1)[:32] * seconds[:32]
     savings = pairs[::2] + pairs[1::2]
     errors = [savings[:n].std() / np.sqrt(n) for n in range(1, 17)]
-    shown = [n for n in range(FEW, 17) if savings[:n].mean() > 2.5 * errors[n - 1]]
+    shown = [n for n in range(MIN_COMPARISONS, 17) if savings[:n].mean() > 2.5 * errors[n - 1]]
     on = []
     for number, taken in enumerate(seconds.tolist(), 2):
         payoff.note_pass(number, taken)
@@ -302,7 +302,7 @@ def test_it_is_on_only_once_a_gain_is_shown(seed: int) -> None:
 def test_a_clear_gain_is_on_within_32_passes_and_stays(seed: int) -> None:
     run = Run(gain=0.2, noise=0.1, seed=seed).run(2000)
     assert run.first_on is not None
-    assert 2 * FEW <= run.first_on <= 34
+    assert 2 * MIN_COMPARISONS <= run.first_on <= 34
     assert len(run.passes_with) >= 0.9 * 2000
     assert run.payoff.decision == "on"
 
@@ -317,10 +317,10 @@ def test_a_gain_of_half_the_noise_is_found_by_most() -> None:
 def test_a_gain_is_on_for_all_but_control_passes() -> None:
     run = Run(gain=0.3, noise=0.05, seed=0).run(1000)
     assert run.first_on is not None
-    assert run.first_on <= 2 * FEW + 2
-    after = [number for number in run.passes_with if number >= 2 * CONTROL]
-    without = [number for number in range(2 * CONTROL, 1001) if number not in after]
-    assert [number // CONTROL for number in without] == list(range(2, 2 + len(without)))
+    assert run.first_on <= 2 * MIN_COMPARISONS + 2
+    after = [number for number in run.passes_with if number >= 2 * CONTROL_EVERY]
+    without = [number for number in range(2 * CONTROL_EVERY, 1001) if number not in after]
+    assert [number // CONTROL_EVERY for number in without] == list(range(2, 2 + len(without)))
 
 
 @pytest.mark.parametrize("loss", [0.02, 0.05, 0.15])
@@ -363,7 +363,7 @@ def test_what_was_a_gain_and_becomes_a_loss_is_switched_off() -> None:
     run = Run(gain=0.2, noise=0.05, seed=0).run(300)
     assert run.payoff.decision == "on"
     payoff = run.payoff
-    for number in range(301, 301 + 40 * CONTROL):
+    for number in range(301, 301 + 40 * CONTROL_EVERY):
         payoff.note_pass(number, 1e-3 * (1 + 0.2 * (payoff.most(0, number) > 0) + 0.05 * run.random.normal()))
         if payoff.decision == "off":
             break
@@ -372,7 +372,7 @@ def test_what_was_a_gain_and_becomes_a_loss_is_switched_off() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_layer_where_guesses_lose_is_switched_off_alone_and_tried_again(seed: int) -> None:
-    payoff, random = Payoff(3), np.random.default_rng(seed)
+    payoff, random = PrefetchTrial(3), np.random.default_rng(seed)
     payoff.state.stage[0] = 1
     tried = []
     for number in range(1, 1200):
@@ -381,15 +381,15 @@ def test_a_layer_where_guesses_lose_is_switched_off_alone_and_tried_again(seed: 
             tried += [number] * (guessed and layer == 1)
             payoff.note(layer, number, 1e-3 + loss * guessed + 1e-5 * random.random() * (layer == 1), 0, 0)
     gaps = np.diff(tried)
-    assert gaps[gaps > 100].tolist() == pytest.approx([PAUSE, 2 * PAUSE], abs=3)
-    assert tried[int(np.argmax(gaps > 100))] == pytest.approx(FEW * CONTROL, abs=1)
+    assert gaps[gaps > 100].tolist() == pytest.approx([PAUSE_STEPS, 2 * PAUSE_STEPS], abs=3)
+    assert tried[int(np.argmax(gaps > 100))] == pytest.approx(MIN_COMPARISONS * CONTROL_EVERY, abs=1)
     assert payoff.most(0, 1201) > 0
     assert payoff.most(2, 1201) > 0
     assert (payoff.state.off_until[[0, 2, 3]] == 0).all()
 
 
 def test_whole_passes_switch_all_layers_off() -> None:
-    payoff = Payoff(2)
+    payoff = PrefetchTrial(2)
     for number in range(1, 200):
         assert (payoff.most(0, number) > 0) == (payoff.most(1, number) > 0)
         payoff.note_pass(number, 1e-3 * (1 + 0.1 * (payoff.most(0, number) > 0)) + 1e-7 * (number % 3))
@@ -409,7 +409,7 @@ def test_what_happens_in_a_pause_teaches_nothing() -> None:
 
 
 def test_asking_changes_nothing() -> None:
-    payoff = Payoff(2)
+    payoff = PrefetchTrial(2)
     payoff.note(0, 1, 1e-3, 1, 0)
     before = copy.deepcopy(payoff.state)
     for number in range(40):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hotset.runtime.even_times import EvenTimes
-from hotset.runtime.payoff import Payoff
+from hotset.prefetch import PrefetchTrial
+from hotset.prefetch.times import MissAdjustedTimes, seconds_per_miss
 
 STEP_S, MISS_S = 5e-3, 0.9e-3
 
@@ -17,21 +17,21 @@ def passes(rng: np.random.Generator, count: int) -> list[tuple[float, int]]:
 
 
 def test_what_is_left_does_not_depend_on_the_misses() -> None:
-    even, rng = EvenTimes(), np.random.default_rng(0)
+    even, rng = MissAdjustedTimes(), np.random.default_rng(0)
     found = [(even(seconds, missed) or 0.0, seconds) for seconds, missed in passes(rng, 400)][100:]
     left, plain = np.array(found).T
-    assert even.seconds_per_miss == pytest.approx(MISS_S, rel=0.05)
+    assert seconds_per_miss(even.state) == pytest.approx(MISS_S, rel=0.05)
     assert left.std() < 0.1 * plain.std()
     assert left.mean() == pytest.approx(plain.mean(), rel=0.1)
 
 
 def test_nothing_is_taken_out_where_misses_do_not_matter_or_little_is_known() -> None:
-    even = EvenTimes()
+    even = MissAdjustedTimes()
     assert [even(1.0, missed) for missed in (3, 9, 4)] == [None, None, None]
     found = [even(1.0, 5) for _ in range(50)]
     assert found[:5] == [None] * 5
     assert found[5:] == [pytest.approx(1.0)] * 45
-    alike = EvenTimes()
+    alike = MissAdjustedTimes()
     assert [alike(2.0, 0) for _ in range(20)][-1] == 2.0
 
 
@@ -42,7 +42,7 @@ def test_a_small_gain_is_seen_in_a_trial(gain: float, decision: str) -> None:
     for seed in range(12):
         drawn = passes(np.random.default_rng(seed), 90)
         for evened in (True, False):
-            payoff, even = Payoff(2, auto=True), EvenTimes()
+            payoff, even = PrefetchTrial(2, auto=True), MissAdjustedTimes()
             for number, (seconds, missed) in enumerate(drawn, 1):
                 if not payoff.goes_without(number):
                     seconds *= 1 - gain
