@@ -74,20 +74,27 @@ class Trial:
         plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, ahead=ahead)
         controller = Controller(plan, policies.parse(bench.policy))
         maths = [site.math for site in bench.sites]
-        self.engine = GraphEngine(controller, bench.catalog, maths, bench.host, device, pinned=True)
+        self.engine = GraphEngine(
+            controller, bench.catalog, maths, bench.host, device, pinned=True,
+            predict=self._predict if guess else None,
+        )  # fmt: skip
         if share == 1.0:
             self._fill()
         self.handle = connect_engine(bench.model, bench.sites, self.engine)
-        self.undo = DecodeGraphs(bench.model, self.engine, bench.model.hotset.tracker.current, demanded=True).install()
+        graphs = DecodeGraphs(bench.model, self.engine, self.handle.tracker, self.handle.static_caches, demanded=True)
+        self.undo = graphs.install()
         self.decoder = StaticDecoder(bench.model, trace)
         if guess:
             gates = self.handle.find_gates()
             assert gates is not None  # noqa: S101 - both shapes have plain routers
-            self.engine.next_gate = ForcedGuesses(gates, trace, self.decoder.routing, RIGHT)
+            self.forced = ForcedGuesses(gates, trace, self.decoder.routing, RIGHT)
             payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
             self.engine.guesser = ForecastGuesser(
                 parse_forecast("gate"), shape, gate=gates.guess, payoff=payoff, slot_of=controller.table.slot_of
             )
+
+    def _predict(self, layer: int, hidden: torch.Tensor, targets: int) -> list[torch.Tensor]:
+        return self.forced(layer, hidden, targets)
 
     def _fill(self) -> None:
         bench, slot_of = self.bench, self.engine.controller.table.slot_of
@@ -107,7 +114,7 @@ class Trial:
             "share": self.share, "prefetch": "auto" if self.guess else "off", "ms_per_token": ms,
             "hit_rate": stats["decode"]["hit_rate"], "missed_mb_per_token": missed / 1e6,
             "stall_ms_per_token": 1e3 * stats["stall_s"] / TIMED,
-            "link_floor_ms": missed / link_gb_per_s / 1e6, "table_differences": self.engine.differences(),
+            "link_floor_ms": missed / link_gb_per_s / 1e6, "table_differences": self.engine.driver.differences(),
             "guesses": self._guesses(stats), "timeline": self._timeline(link_gb_per_s),
         }  # fmt: skip
         self.undo()

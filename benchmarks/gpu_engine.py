@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hotset import policies
@@ -103,7 +104,7 @@ class Bench:
         strip(self.model, self.sites)
         materialise(self.model, DEVICE)
         self.host = HostTier(self.catalog, SlotPlan(self.shape, self.shape.total_experts), policies.parse("lru"))
-        self.host.seat_all()
+        self.host.controller.preload(np.ones((self.shape.layers, self.shape.experts)))  # every expert has a slot
         self._fill()
         page_lock(self.host.arena, DEVICE)
 

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 import hotset
 from hotset import reference
-from hotset.models.decode_graph import aside
+from hotset.engine.device.capture import aside
 from hotset.models.static_caches import static_cache
 from reference_exactness import DEVICE, agreement, greedy, prompts, stock
 
@@ -140,7 +140,7 @@ def ours(memory: str, prefetch: str, dtype: torch.dtype) -> Any:
 def closed(model: Any) -> dict[str, Any]:
     """What the engine says of its run; a run that the host drove is no result."""
     stats, engine = model.hotset.stats(), model.hotset.engine
-    differences = engine.differences()
+    differences = engine.driver.differences()
     if stats["driven_by"] != "device":
         raise SystemExit("the host drove: nothing was measured")
     model.hotset.close()

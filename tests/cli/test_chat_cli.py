@@ -100,7 +100,9 @@ def test_a_cache_of_fixed_size_says_the_same_and_grows_is_cut_and_is_emptied() -
     # In bfloat16 the attention over a longer, masked cache rounds differently, and a near tie goes the other way.
     with loaded_model(RunOptions(memory="25%", dtype="float32")) as loaded:
         assert isinstance(cache_for(loaded.model), GrowingCache)
-        fixed = FixedCache(loaded.model.config)
+        loaded.model.hotset.static_caches.open()  # as where the device drives
+        fixed = cache_for(loaded.model)
+        assert isinstance(fixed, FixedCache)
         talks = [
             Conversation(loaded, Sampling(max_new_tokens=6), False, kept)
             for kept in (fixed, GrowingCache(loaded.model.config))
@@ -129,7 +131,9 @@ def test_a_cache_of_fixed_size_says_the_same_and_grows_is_cut_and_is_emptied() -
 def test_a_fixed_cache_that_a_turn_has_left_half_full_is_emptied() -> None:
     pytest.importorskip("triton")
     with loaded_model(RunOptions(memory="25%")) as loaded:
-        fixed = FixedCache(loaded.model.config)
+        loaded.model.hotset.static_caches.open()  # as where the device drives
+        fixed = cache_for(loaded.model)
+        assert isinstance(fixed, FixedCache)
         talk = Conversation(loaded, Sampling(max_new_tokens=4), False, fixed)
         first = talk.say("Il mercato del", lambda _: None)
         fixed.lend([1, 2, 3], 4).layers[0].cumulative_length.fill_(2)  # and it never comes back

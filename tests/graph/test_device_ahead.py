@@ -396,7 +396,7 @@ def test_nothing_is_sent_while_switched_off() -> None:
     machine.run(events_of(machine.rng, 1, "oracle"))
     assert machine.ahead.tallies().in_time > 0
     rows = machine.state.ahead_row.tolist()
-    machine.ahead.reset()
+    machine.state.reset()
     assert machine.ahead.tallies() == Tallies(0, 0, 0, 0, 0, 0)
     assert machine.state.own.sum().item() == 0
     assert machine.state.ahead_row.tolist() == rows

@@ -26,20 +26,23 @@ import tiny_device  # noqa: E402
 from tiny_device import DEVICE  # noqa: E402
 
 from hotset import policies  # noqa: E402
+from hotset.cache import warm_pin  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
 from hotset.cache.supervisor import Supervisor  # noqa: E402
+from hotset.engine.device import capture  # noqa: E402
+from hotset.engine.device.capture import Capture, WarmUp  # noqa: E402
+from hotset.engine.device.variant import lookahead_key  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.forecasts import parse as parse_forecast  # noqa: E402
-from hotset.models import decode_graph  # noqa: E402
 from hotset.models.static_caches import static_cache  # noqa: E402
 from hotset.models.tracker import StepTracker  # noqa: E402
-from hotset.models.wishes import Wishes  # noqa: E402
+from hotset.models.wishes import GenerateArguments  # noqa: E402
 from hotset.owner import Owner  # noqa: E402
 from hotset.prefetch import PrefetchTrial  # noqa: E402
 from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
 from hotset.runtime.graph.engine import GraphEngine  # noqa: E402
-from hotset.runtime.step import ANONYMOUS, Step  # noqa: E402
+from hotset.runtime.step import Step  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
 
@@ -92,7 +95,13 @@ def a_controller(policy: str = "lru") -> Controller:
 
 def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() -> None:
     live, seen = a_controller(), []
-    live.before_change = lambda: seen.append((live.table.slot_of.copy(), live.table.last.copy(), live.policy))
+
+    class Holder:
+        def give_back(self) -> None:
+            seen.append((live.table.slot_of.copy(), live.table.last.copy(), live.policy))
+
+    holder = Holder()
+    live.lease.take(holder.give_back)
     live.route(0, np.array([1, 2], np.int32))
     assert (live.version, seen) == (0, [])
     key = ExpertKey(0, 1)
@@ -106,6 +115,7 @@ def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() 
         lambda: live.adopt(a_controller("lfu")),
         live.changing,
     ):
+        live.lease.take(holder.give_back)
         version, first = live.version, len(seen)
         before = live.table.slot_of.copy(), live.table.last.copy(), live.policy
         change()
@@ -113,6 +123,7 @@ def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() 
         found = seen[first]
         assert all(np.array_equal(a, b) for a, b in zip(found[:2], before[:2], strict=True))
         assert found[2] is before[2]
+        assert not live.lease.held
 
 
 class Watched:
@@ -174,18 +185,18 @@ def test_a_static_cache_is_not_asked_for_its_length_at_every_token(stock: Any, m
 def test_wishes_of_a_generate_are_read_from_all_places() -> None:
     config = SimpleNamespace(num_beams=1, max_new_tokens=None, max_length=20, num_return_sequences=1)
     ids = torch.zeros(1, 3)
-    assert Wishes((), {}, config).length(ids) == 20
-    assert not Wishes((), {}, config).other_cache
-    assert Wishes((), {"max_new_tokens": 4, "num_return_sequences": 3}, config).length(ids) == 7
-    assert Wishes((), {"num_return_sequences": 3}, config).answers == 3
-    assert Wishes((ids, SimpleNamespace(num_beams=2)), {}, config).moves_cache
-    assert Wishes((), {"num_beams": 2}, config).other_cache
-    assert Wishes((), {"use_cache": False}, config).other_cache
-    assert Wishes((), {"prompt_lookup_num_tokens": 3}, config).moves_cache
+    assert GenerateArguments((), {}, config).length(ids) == 20
+    assert not GenerateArguments((), {}, config).other_cache
+    assert GenerateArguments((), {"max_new_tokens": 4, "num_return_sequences": 3}, config).length(ids) == 7
+    assert GenerateArguments((), {"num_return_sequences": 3}, config).answers == 3
+    assert GenerateArguments((ids, SimpleNamespace(num_beams=2)), {}, config).reorders_cache
+    assert GenerateArguments((), {"num_beams": 2}, config).other_cache
+    assert GenerateArguments((), {"use_cache": False}, config).other_cache
+    assert GenerateArguments((), {"prompt_lookup_num_tokens": 3}, config).reorders_cache
     own = SimpleNamespace(num_beams=None, max_new_tokens=None)  # what it leaves open, the model's own says
     usual = SimpleNamespace(num_beams=4, max_new_tokens=2048)
-    assert Wishes((), {"generation_config": own}, usual).length(ids) == 2051
-    assert Wishes((), {"generation_config": own}, usual).moves_cache
+    assert GenerateArguments((), {"generation_config": own}, usual).length(ids) == 2051
+    assert GenerateArguments((), {"generation_config": own}, usual).reorders_cache
 
 
 def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Path) -> None:
@@ -194,8 +205,8 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
     for name, auto, expected in (("best", False, "forecast best"), ("best", True, None), ("gate", False, None)):
         payoff = PrefetchTrial(LAYERS, auto=auto)
         engine.guesser = ForecastGuesser(parse_forecast(name), engine.shape, payoff=payoff)
-        reason = engine.why_not()
-        assert (reason is None) if expected is None else (expected in str(reason))
+        reasons = engine.unsupported_reasons()
+        assert (not reasons) if expected is None else (expected in reasons[0])
     model.hotset.close()
 
 
@@ -203,15 +214,16 @@ def test_passes_with_guesses_are_those_that_the_payoff_names(folder: Path) -> No
     model = load(folder, ahead=4, install=False)
     engine = model.hotset.engine
     runs = [Step(number, 1, 1, Phase.DECODE, 0) for number in range(32)]
-    assert all(engine.guesses_in(run) for run in runs)  # nobody compares
+    assert all(engine.prefetches_in(run) for run in runs)  # nobody compares
     engine.guesser = guesser_for(engine, auto=True)
-    found = [engine.guesses_in(run) for run in runs]
+    found = [engine.prefetches_in(run) for run in runs]
     assert found == [not engine.guesser.payoff.goes_without(run.number) for run in runs]
     assert sum(found) == 16  # one of every two goes without
     engine.guesser = guesser_for(engine, auto=False)
-    assert all(engine.guesses_in(run) for run in runs)
-    engine.next_gate = None
-    assert not any(engine.guesses_in(run) for run in runs)
+    assert all(engine.prefetches_in(run) for run in runs)
+    model.hotset.close()
+    model = load(folder, ahead=1, install=False)  # one row cannot be shared by two layers
+    assert not any(model.hotset.engine.prefetches_in(run) for run in runs)
     model.hotset.close()
 
 
@@ -238,10 +250,10 @@ def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder:
     engine.guesser = guesser = guesser_for(engine, auto=True)
     expected = greedy(stock, NEW + 1)
     assert greedy(model, NEW + 1) == expected
-    assert {one.variant.guessing for one in model.graphs.held.values()} == {True, False}
+    assert {one.variant.prefetch for one in model.graphs.held} == {True, False}
     stats = model.hotset.stats()
-    assert engine.differences() == 0
-    state = engine._shared.ahead
+    assert engine.driver.differences() == 0
+    state = engine.driver.state.prefetch
     assert state.tallies.tolist() == list(vars(engine.ahead.counts).values())
     assert stats["prefetch_hits"] == engine.ahead.counts.in_time
     assert stats["prefetch"]["most"] == state.most.tolist()
@@ -260,7 +272,7 @@ def test_a_pass_is_timed_by_the_device_and_counted_once(folder: Path) -> None:
     engine.guesser = noted = SimpleNamespace(passes=[])
     noted.note_pass = lambda run, seconds: noted.passes.append((run.number, seconds))
     noted.look = noted.observe = lambda *_: None
-    engine._even_times = lambda seconds, _: seconds
+    engine.driver.follower._adjusted = lambda seconds, _: seconds
     greedy(model)
     engine.guesser = None
     stats = model.hotset.stats()
@@ -282,17 +294,17 @@ def test_pins_and_prompts_between_answers_reach_the_device(stock: Any, folder: P
     with engine.quiet():
         key = next(ExpertKey(*k) for k in np.argwhere(engine.controller.table.slot_of < 0).tolist())
     handle.pin([key])
-    engine.controller.before_change()  # type: ignore[misc]  # nothing is left to take back
-    assert not engine._device_is_ahead
+    engine.lease.recall()  # nothing is left to give back
+    assert not engine.lease.held
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     assert handle.pins() == [key]
-    assert engine._shared.table.table.slot_of.cpu()[tuple(key)] >= 0
+    assert engine.driver.state.table.table.slot_of.cpu()[tuple(key)] >= 0
     handle.unpin()
     assert greedy(model, 3) == greedy(stock, 3)
     handle.stats()
-    assert engine.differences() == 0
-    table = engine._shared.table
-    engine.take_back()
+    assert engine.driver.differences() == 0
+    table = engine.driver.state.table
+    engine.lease.recall()
     for mine, theirs in zip(table.state, engine.controller.state, strict=True):
         assert np.array_equal(mine.cpu().numpy(), theirs)
     handle.close()
@@ -307,17 +319,17 @@ def test_the_host_takes_the_table_of_the_device_and_not_of_its_own_replay(stock:
     table = engine.controller.table
     a, b = (int(e) for e in np.flatnonzero(table.slot_of[0] >= 0)[:2])
     table.slot_of[0, [a, b]] = table.slot_of[0, [b, a]]
-    assert engine.differences() == 2
+    assert engine.driver.differences() == 2
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     model.hotset.stats()
-    assert engine.differences() == 0
+    assert engine.driver.differences() == 0
     model.hotset.close()
 
 
 def test_a_plain_look_at_the_statistics_downloads_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(folder)
     greedy(model, 3)
-    monkeypatch.setattr(type(model.hotset.engine._shared.table), "download", lambda *_: pytest.fail("downloaded"))
+    monkeypatch.setattr(type(model.hotset.engine.driver.state.table), "download", lambda *_: pytest.fail("downloaded"))
     model.hotset.stats()
     model.hotset.statistics()
     model.hotset.pins()
@@ -333,15 +345,13 @@ def test_warm_pins_reach_the_device(stock: Any, folder: Path) -> None:
     assert pin is not None
     assert greedy(model, 3) == greedy(stock, 3)
     with engine.quiet():
-        assert not engine._device_is_ahead
+        assert engine.lease.held
         pin.chosen[0, 3] = True
-        pin.rounds.append({})
-        engine.controller.policy.shield(engine.controller.state, engine.controller.table, pin.chosen)
-        pin.state = "protecting"
-    before = engine._handed
+        warm_pin._protect(engine.controller, pin.chosen)
+        assert not engine.lease.held
     assert greedy(model, 3) == greedy(stock, 3)
-    assert engine._handed != before
-    assert np.array_equal(engine._shared.table.table.shield.cpu().numpy(), engine.controller.table.shield)
+    assert engine.lease.held
+    assert np.array_equal(engine.driver.state.table.table.shield.cpu().numpy(), engine.controller.table.shield)
     model.hotset.close()
 
 
@@ -349,15 +359,15 @@ def test_another_policy_gets_other_kernels_or_the_host(stock: Any, folder: Path)
     model = load(folder)
     engine, graphs = model.hotset.engine, model.graphs
     assert greedy(model, 3) == greedy(stock, 3)
-    side = engine.side_for(1)
+    side = engine.driver.kernels_for(1)
     with engine.quiet():
         engine.controller.adopt(Controller(engine.controller.plan, policies.parse("lru")))
-    assert engine.is_outdated
+    assert engine.driver.is_outdated
     assert greedy(model, 3) == greedy(stock, 3)
-    assert engine.side_for(1) is not side
+    assert engine.driver.kernels_for(1) is not side
     assert len(graphs.held) == 1
     model.hotset.stats()
-    assert engine.differences() == 0
+    assert engine.driver.differences() == 0
     with engine.quiet():
         engine.controller.adopt(Controller(engine.controller.plan, policies.parse("window")))
     assert greedy(model, 3) == greedy(stock, 3)
@@ -365,7 +375,7 @@ def test_another_policy_gets_other_kernels_or_the_host(stock: Any, folder: Path)
     assert [note for note in model.hotset.notes if "the host drives the GPU, for window" in note] == model.hotset.notes
     assert len(model.hotset.notes) == 1
     assert model.hotset.stats()["driven_by"] == "host"
-    assert graphs.held == {}
+    assert not graphs.held
     model.hotset.close()
 
 
@@ -381,7 +391,7 @@ def test_a_recording_is_that_of_the_host(folder: Path) -> None:
         greedy(model, 2)
         if install:
             assert model.hotset.stats()["driven_by"] == "device"
-            assert {one.variant.recording for one in model.graphs.held.values()} == {True, False}
+            assert {one.variant.recording for one in model.graphs.held} == {True, False}
         traces.append(recording.finish())
         model.hotset.close()
     mine, theirs = traces
@@ -409,12 +419,12 @@ def fails(*_: Any, **__: Any) -> Any:
 def test_what_cannot_be_captured_goes_the_hosts_way(stock: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(folder)
     engine, tries = model.hotset.engine, []
-    monkeypatch.setattr(decode_graph, "recorded", lambda step: tries.append(step) or fails())
+    monkeypatch.setattr(capture, "recorded", lambda step, _: tries.append(step) or fails())
     assert greedy(model) == greedy(stock)
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     assert len(tries) == 1
-    assert engine._side is None
-    assert engine._sides == {}
+    assert engine.driver.state is None
+    assert not model.hotset.static_caches.is_open  # chats learn of it, too
     assert model.hotset.notes == [
         "the host drives the GPU, for its decode could not be captured: "
         "operation not permitted when stream is capturing"
@@ -425,7 +435,7 @@ def test_what_cannot_be_captured_goes_the_hosts_way(stock: Any, folder: Path, mo
 
 def test_what_was_demanded_and_cannot_be_captured_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(folder, demanded=True)
-    monkeypatch.setattr(decode_graph, "recorded", fails)
+    monkeypatch.setattr(capture, "recorded", fails)
     with pytest.raises(HotsetError, match="could not be captured: operation not permitted when"):
         greedy(model)
     model.hotset.close()
@@ -436,8 +446,8 @@ def test_a_second_graph_that_fails_leaves_the_first_ones_state_to_the_host(
 ) -> None:
     model = load(folder)
     assert greedy(model, 3) == greedy(stock, 3)
-    assert model.hotset.engine._device_is_ahead
-    monkeypatch.setattr(decode_graph, "recorded", fails)
+    assert model.hotset.engine.lease.held
+    monkeypatch.setattr(capture, "recorded", fails)
     assert greedy(model, 2, max_length=1100) == greedy(stock, 2)
     with model.hotset.trace():
         assert greedy(model, 3) == greedy(stock, 3)
@@ -449,7 +459,7 @@ def test_a_second_graph_that_fails_leaves_the_first_ones_state_to_the_host(
 def test_an_error_of_the_device_is_told_once_and_breaks_the_engine(folder: Path) -> None:
     model = load(folder)
     greedy(model, 2)
-    (captured,) = model.graphs.held.values()
+    (captured,) = model.graphs.held
     captured.graph = SimpleNamespace(replay=lambda: fails())
     with pytest.raises(HotsetError, match=r"the GPU reported an error: .* when stream .*load the model"):
         greedy(model, 3)
@@ -461,7 +471,7 @@ def test_an_error_of_the_device_is_told_once_and_breaks_the_engine(folder: Path)
 def test_an_interrupt_right_after_the_launch_loses_no_pass(stock: Any, folder: Path) -> None:
     model = load(folder)
     greedy(model, 3)
-    (captured,) = model.graphs.held.values()
+    (captured,) = model.graphs.held
     graph = captured.graph
     model.hotset.reset_stats()
 
@@ -476,7 +486,7 @@ def test_an_interrupt_right_after_the_launch_loses_no_pass(stock: Any, folder: P
     assert model.hotset.stats()["decode"]["hits"] + model.hotset.stats()["decode"]["misses"] == LAYERS * TOP_K
     assert greedy(model, 3) == greedy(stock, 3)
     model.hotset.stats()
-    assert model.hotset.engine.differences() == 0
+    assert model.hotset.engine.driver.differences() == 0
     model.hotset.close()
 
 
@@ -495,10 +505,10 @@ def test_unusual_calls_go_the_hosts_way(stock: Any, folder: Path) -> None:
         assert type(mine) is type(theirs)
         logits = [found[0] if isinstance(found, tuple) else found.logits for found in (mine, theirs)]
         assert torch.allclose(*logits, atol=1e-4)
-        assert model.graphs.held == {}
+        assert not model.graphs.held
     cache = static_cache(model.config, 16)
     assert greedy(model, 3, num_beams=2, past_key_values=cache) == greedy(stock, 3, num_beams=2)
-    assert model.graphs.held == {}
+    assert not model.graphs.held
     assert greedy(model, 3, num_return_sequences=1) == greedy(stock, 3)
     out = steps(model)
     assert out.logits.shape == (1, 1, 128)
@@ -511,7 +521,7 @@ def test_a_cache_that_is_gone_is_not_kept_alive_by_its_graph(folder: Path) -> No
     model = load(folder)
     cache = static_cache(model.config, 16)
     greedy(model, 2, past_key_values=cache)
-    (captured,) = model.graphs.held.values()
+    (captured,) = model.graphs.held
     assert captured.cache() is cache
     if CUDA:  # where a step is run again, it knows its cache
         del cache
@@ -529,43 +539,68 @@ def test_requests_end_with_their_last_pass(folder: Path) -> None:
 
 
 def test_gates_of_a_recording_are_told_apart_by_what_they_say() -> None:
-    from hotset.runtime.graph.side import gate_key
-
     def gate(*_: Any, **__: Any) -> None:
         pass
 
-    assert gate_key(None) is None
-    assert gate_key(partial(gate, distances=1, width=4)) == gate_key(partial(gate, width=4, distances=1))
-    assert gate_key(partial(gate, distances=1, width=4)) != gate_key(partial(gate, distances=2, width=4))
-    assert gate_key(gate) is gate
+    assert lookahead_key(None) is None
+    assert lookahead_key(partial(gate, distances=1, width=4)) == lookahead_key(partial(gate, width=4, distances=1))
+    assert lookahead_key(partial(gate, distances=1, width=4)) != lookahead_key(partial(gate, distances=2, width=4))
+    assert lookahead_key(gate) is gate
 
 
-def test_another_thread_is_not_served_by_a_step_that_is_being_captured(folder: Path) -> None:
-    """It waits for the lock, and goes the host's way."""
-    model = load(folder)
-    engine = model.hotset.engine
-    engine.drive(SimpleNamespace(recording=False, guessing=False, rehearse=None, serve=None))
+def call_a_layer(model: Any) -> Any:
+    """One MoE layer, called outside of any step."""
     hidden, index = torch.randn(1, model.config.hidden_size, device=DEVICE), torch.tensor([[0, 1]], device=DEVICE)
-    found: list[Any] = []
-    weights = torch.ones(1, TOP_K, device=DEVICE)
-    thread = threading.Thread(target=lambda: found.append(engine.forward(ANONYMOUS, 0, hidden, index, weights)))
-    with engine.alone():
+    with torch.no_grad():
+        return model.hotset.sites[0].module(hidden, index, torch.ones(1, TOP_K, device=DEVICE))
+
+
+def test_another_thread_is_not_served_by_a_step_that_is_being_captured(
+    stock: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the lock, and is served by the host."""
+    model, found, plain = load(folder), [], capture.recorded
+    thread = threading.Thread(target=lambda: found.append(call_a_layer(model)))
+
+    def recorded(step: Capture, pool: Any) -> Any:
         thread.start()
         thread.join(0.3)
         assert not found
+        assert isinstance(step, Capture)
+        return plain(step, pool)
+
+    monkeypatch.setattr(capture, "recorded", recorded)
+    before = model.hotset.stats()["asked"]
+    assert greedy(model, 3) == greedy(stock, 3)
     thread.join(60)
-    engine.drive(None)
-    assert found[0].shape == hidden.shape
+    assert found[0].shape == (1, model.config.hidden_size)
+    assert model.hotset.stats()["asked"] >= before + 2
     model.hotset.close()
 
 
-def test_a_capture_that_was_broken_off_serves_nothing_any_more(folder: Path) -> None:
-    """An interrupt may strike before the engine hears that the step is over."""
+@pytest.mark.parametrize("where", ["warm-up", "capture"])
+def test_a_capture_that_was_broken_off_serves_nothing_any_more(
+    stock: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """An interrupt strikes inside of it, and what is called next is the host's."""
     model = load(folder)
-    engine = model.hotset.engine
-    engine.drive(SimpleNamespace(recording=False, guessing=False, rehearse=None, serve=None))
-    hidden, index = torch.randn(1, model.config.hidden_size, device=DEVICE), torch.tensor([[0, 1]], device=DEVICE)
-    assert engine.forward(ANONYMOUS, 0, hidden, index, torch.ones(1, TOP_K, device=DEVICE)).shape == hidden.shape
+    served: list[int] = []
+    kind = WarmUp if where == "warm-up" else Capture
+
+    def serve(*_: Any) -> Any:
+        served.append(1)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "serve", serve)
+        with pytest.raises(KeyboardInterrupt):
+            greedy(model, 3)
+        assert model.hotset.tracker.current().driver is None
+        assert call_a_layer(model).shape == (1, model.config.hidden_size)
+        assert served == [1]
+    assert greedy(model, 3) == greedy(stock, 3)
+    model.hotset.stats()
+    assert model.hotset.engine.driver.differences() == 0
     model.hotset.close()
 
 
@@ -594,9 +629,9 @@ def test_a_batch_that_staging_is_too_small_for_names_both_ways_to_set_it(folder:
 def test_a_search_in_one_thread_leaves_the_device_to_another(folder: Path) -> None:
     model = load(folder)
     found: list[Any] = []
-    with model.graphs._calls.moving():
+    with model.graphs._reordering.one_more():
         greedy(model, 2)
-        assert model.graphs.held == {}
+        assert not model.graphs.held
         thread = threading.Thread(target=lambda: found.append(greedy(model, 3)))
         thread.start()
         thread.join(120)

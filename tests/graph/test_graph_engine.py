@@ -22,8 +22,10 @@ triton = pytest.importorskip("triton")
 import tiny_device  # noqa: E402
 from tiny_device import DEVICE  # noqa: E402
 
+from hotset.engine.device import capture  # noqa: E402
+from hotset.engine.support import DeviceSupport  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
-from hotset.models import decode_graph, static_caches  # noqa: E402
+from hotset.models import static_caches  # noqa: E402
 from hotset.models.decode_graph import DecodeGraphs  # noqa: E402
 from hotset.models.static_caches import static_cache  # noqa: E402
 
@@ -72,7 +74,7 @@ def test_the_text_is_that_of_the_stock_model_and_the_books_are_those_of_the_devi
     assert greedy(model) == greedy(stock)
     stats = model.hotset.stats()
     assert len(model.graphs.held) == 1
-    assert engine.differences() == 0
+    assert engine.driver.differences() == 0
     assert stats["decode"]["hits"] + stats["decode"]["misses"] == (NEW - 1) * LAYERS * TOP_K
     assert stats["hits"] + stats["misses"] == stats["asked"]
     assert stats["loaded_bytes"] > 0
@@ -100,7 +102,7 @@ def test_a_second_answer_uses_the_same_graph_and_turns_mix_with_prompts(stock: A
     assert greedy(model, 3) == greedy(stock, 3)
     assert len(model.graphs.held) == 1
     model.hotset.stats()
-    assert model.hotset.engine.differences() == 0
+    assert model.hotset.engine.driver.differences() == 0
     model.hotset.close()
 
 
@@ -109,16 +111,16 @@ def test_a_cache_that_is_not_static_goes_the_hosts_way(stock: Any) -> None:
 
     model = load(24)
     assert greedy(model, 3, past_key_values=DynamicCache(config=model.config)) == greedy(stock, 3)
-    assert model.graphs.held == {}
+    assert not model.graphs.held
     model.hotset.close()
 
 
 def test_more_tokens_than_staging_holds_go_the_hosts_way(stock: Any) -> None:
     ids = torch.tensor([[5, 90, 31], [7, 41, 77]], device=DEVICE)
     model = load(24)
-    assert not model.hotset.engine.fits(2)
+    assert DeviceSupport.check_batch(2, model.hotset.engine.shape, TOP_K)
     assert greedy(model, 3, ids) == greedy(stock, 3, ids)
-    assert model.graphs.held == {}
+    assert not model.graphs.held
     assert [note for note in model.hotset.notes if "staging=8" in note] == model.hotset.notes[:1]
     model.hotset.close()
 
@@ -129,17 +131,17 @@ def test_a_batch_is_served_by_the_device_where_it_fits(stock: Any) -> None:
     assert greedy(model, 3, ids) == greedy(stock, 3, ids)
     assert len(model.graphs.held) == 1
     model.hotset.stats()
-    assert model.hotset.engine.differences() == 0
+    assert model.hotset.engine.driver.differences() == 0
     model.hotset.close()
 
 
 def test_until_the_ram_tier_is_full_the_host_drives(stock: Any) -> None:
     model = load(24, install=False)
-    graphs = DecodeGraphs(model, model.hotset.engine, model.hotset.tracker.current)
+    graphs = DecodeGraphs(model, model.hotset.engine, model.hotset.tracker, model.hotset.static_caches)
     undo = graphs.install()
     assert not model.hotset.engine.ready
     assert greedy(model, 3) == greedy(stock, 3)
-    assert graphs.held == {}
+    assert not graphs.held
     undo()
     assert "forward" not in model.__dict__
     assert "generate" not in model.__dict__
@@ -148,18 +150,18 @@ def test_until_the_ram_tier_is_full_the_host_drives(stock: Any) -> None:
 
 def test_what_cannot_be_driven_says_why() -> None:
     model = load(24, "window", install=False)
-    assert "window" in str(model.hotset.engine.why_not())
+    assert "window" in model.hotset.engine.unsupported_reasons()[0]
     model.hotset.close()
     model = load(24, install=False)
     model.hotset.engine.pinned = False
-    assert "lock" in str(model.hotset.engine.why_not())
+    assert "lock" in model.hotset.engine.unsupported_reasons()[0]
     model.hotset.close()
 
 
 def test_too_little_staging_is_refused_before_anything_runs() -> None:
     model = load(24, staging=3)
     with pytest.raises(HotsetError, match="staging"):
-        model.hotset.engine.side_for(1)
+        model.hotset.engine.driver.kernels_for(1)
     model.hotset.close()
 
 
@@ -172,23 +174,36 @@ def test_windows_become_masks() -> None:
     assert [layer.max_cache_len for layer in cache.layers] == [32, 32]
 
 
+def test_a_closed_pool_has_no_caches_and_keeps_none(stock: Any) -> None:
+    pool = static_caches.KVCachePool(stock.config)
+    assert pool.acquire(1, 10) is None
+    pool.open()
+    cache = pool.acquire(1, 10)
+    assert pool.serves()
+    pool.close()  # the device gave up while it was in use
+    pool.release(cache)
+    assert len(pool) == 0
+    assert pool.acquire(1, 10) is None
+    assert not pool.serves()
+
+
 def test_graphs_and_caches_are_bounded(stock: Any) -> None:
     model = load(24)
     for tokens in (2, 600, 1100, 2100, 4200, 8200):
-        cache = model.graphs.caches.lend(1, tokens)
-        model.graphs.caches.keep(cache)
+        cache = model.graphs.caches.acquire(1, tokens)
+        model.graphs.caches.release(cache)
         assert np.log2(cache.layers[0].max_cache_len) % 1 == 0
         assert cache.layers[0].max_cache_len >= max(tokens, 512)
-    assert len(model.graphs.caches) == static_caches.MOST
+    assert len(model.graphs.caches) == static_caches.MAX_CACHES
     model.hotset.close()
 
 
 def test_a_cache_is_lent_to_one_call_at_a_time(stock: Any) -> None:
     model = load(24)
-    first, second = model.graphs.caches.lend(1, 10), model.graphs.caches.lend(1, 10)
+    first, second = model.graphs.caches.acquire(1, 10), model.graphs.caches.acquire(1, 10)
     assert first is not second
-    model.graphs.caches.keep(first)
-    assert model.graphs.caches.lend(1, 10) is first
+    model.graphs.caches.release(first)
+    assert model.graphs.caches.acquire(1, 10) is first
     assert greedy(model, 3) == greedy(stock, 3)
     assert len(model.graphs.caches) == 1
     model.hotset.close()
@@ -205,7 +220,7 @@ def test_a_full_cache_can_be_captured(stock: Any) -> None:
 
 
 def test_calls_that_are_never_alike_are_not_captured_for_ever(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_graph, "MOST_IN_A_ROW", 1)
+    monkeypatch.setattr(capture, "MAX_IN_A_ROW", 1)
     model, cache = load(24), None
     cache = static_cache(model.config, 16)
     with torch.no_grad():
@@ -222,6 +237,6 @@ def test_both_modes_of_inference_share_what_lies_on_the_device(stock: Any) -> No
     with torch.inference_mode():
         assert greedy(model, 3) == greedy(stock, 3)
     assert greedy(model, 3) == greedy(stock, 3)
-    assert model.graphs.why_not is None
+    assert model.graphs.unsupported_reason is None
     assert len(model.graphs.held) == 2
     model.hotset.close()

@@ -15,11 +15,12 @@ import triton
 from hotset import policies
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope, SlotPlan
+from hotset.engine.device import capture
 from hotset.engine.kernels import tuning
-from hotset.models import decode_graph
 from hotset.models.budget import shape_of
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
+from hotset.models.gates import Gates
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.runtime.arena import poison
 from hotset.runtime.graph import gather
@@ -43,12 +44,12 @@ class Latest(dict[str, Any]):
 class Again:
     """Where there are no graphs, a step is run again."""
 
-    def __init__(self, step: Any) -> None:
+    def __init__(self, step: capture.Capture) -> None:
         self.step, self.outputs = step, Latest()
 
     def replay(self) -> None:
         with torch.no_grad():
-            self.outputs.update(self.step().items())
+            self.outputs.update(self.step.run().items())
 
 
 def go_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,11 +57,11 @@ def go_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     if CUDA:
         return
 
-    def recorded(step: Any) -> tuple[Any, Any]:
+    def recorded(step: capture.Capture, _: Any) -> tuple[Any, Any]:
         again = Again(step)
         return again, again.outputs
 
-    monkeypatch.setattr(decode_graph, "recorded", recorded)
+    monkeypatch.setattr(capture, "recorded", recorded)
     monkeypatch.setattr(gather, "PROGRAMS", 2)  # the interpreter is slow to start one
     monkeypatch.setattr(tuning, "_LISTS", {key: [tuning.Choice(64, 64, 1)] for key in tuning._LISTS})  # whole matrices
 
@@ -108,19 +109,19 @@ def load(
     host = HostTier(lean.catalog, SlotPlan(shape, shape.total_experts), policies.parse("lru"))
     controller = Controller(SlotPlan(shape, slots, Scope.LAYER, staging, ahead), policies.parse(policy))
     maths = [site.math for site in lean.sites]
-    engine = GraphEngine(controller, lean.catalog, maths, host, DEVICE, pinned=not CUDA)
+    gates = Gates.of(model, lean.sites) if ahead else None
+    predict = None if gates is None else gates.scores
+    engine = GraphEngine(controller, lean.catalog, maths, host, DEVICE, pinned=not CUDA, predict=predict)
     poison(engine.arena)
     poison(host.arena)
     handle = connect_engine(model, lean.sites, engine)
-    if ahead:
-        gates = handle.find_gates()
-        assert gates is not None
-        engine.next_gate = gates.scores
+    assert engine.driver.can_prefetch == (ahead > 1)
     if install:
         engine.fill_host()
         assert engine._filler is not None
         assert engine._filler.wait(60)
-        model.graphs = DecodeGraphs(model, engine, handle.tracker.current, remark=handle.remark, demanded=demanded)
+        caches = handle.static_caches
+        model.graphs = DecodeGraphs(model, engine, handle.tracker, caches, warn=handle.remark, demanded=demanded)
         handle.on_close(model.graphs.install())
     return model
 

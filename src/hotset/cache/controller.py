@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hotset.cache.counters import Counters
 from hotset.cache.kernel import kernels_of
+from hotset.cache.lease import CacheLease
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.cache.table import COMING, FOREVER, make_table
 from hotset.cache.usage import make_usage
@@ -72,7 +73,7 @@ class Controller:
         self.changes = 0  # of the table that have begun and not ended: more than 0 between calls after an interrupt
         self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
         self.version = 0  # counts what changes the cache other than events: whoever has a copy takes it anew
-        self.before_change: Callable[[], None] | None = None  # brings the cache up to date if events run elsewhere
+        self.lease = CacheLease()  # recalled before any change: events may run on a device
         self._kernels = kernels_of(type(policy))
         self._nobody = np.zeros(0, np.int32)
         self._ones = np.ones(plan.shape.experts, np.int32)
@@ -148,8 +149,7 @@ class Controller:
     def changing(self) -> None:
         """Say, before looking at what is to change, that the cache is about to be changed other than by an event."""
         self.version += 1
-        if self.before_change is not None:
-            self.before_change()
+        self.lease.recall()
 
     def preload(self, scores: Grid) -> int:
         """Seat the highest-scored experts in empty slots, best first; returns how many sat down."""

@@ -141,4 +141,5 @@ def shielded(controller: Controller) -> list[ExpertKey]:
 
 
 def _protect(controller: Controller, chosen: npt.NDArray[np.bool_]) -> None:
+    controller.changing()
     controller.policy.shield(controller.state, controller.table, chosen)

@@ -67,21 +67,18 @@ def _found(model: Any, sites: Any, catalog: Any) -> Found:
 
 def _host_only(sites: Any, catalog: Any) -> str | None:
     """What keeps a device from driving these experts by the default policy; nothing where there is none to ask."""
-    from importlib.util import find_spec
-
     import torch
 
-    if not torch.cuda.is_available() or find_spec("triton") is None:
+    if not torch.cuda.is_available():
         return None
     from hotset.cache.plan import Scope
-    from hotset.engine.kernels.triton_experts import TritonExperts
+    from hotset.engine.support import DeviceSupport
     from hotset.options import RunOptions
     from hotset.policies import parse
-    from hotset.runtime.graph.plan import Plan
 
-    reasons = [Plan.supports(parse(RunOptions().policy), Scope(RunOptions().scope))]
-    reasons += [TritonExperts.supports(s.math, own.layout) for s, own in zip(sites, catalog.layers, strict=True)]
-    return next((reason for reason in reasons if reason), None)
+    layers = [(site.math, source.layout) for site, source in zip(sites, catalog.layers, strict=True)]
+    reasons = DeviceSupport.check(parse(RunOptions().policy), Scope(RunOptions().scope), layers)
+    return reasons[0] if reasons else None
 
 
 def needs(name: str, found: Found) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotset.models.static_caches import KVCachePool
 
 
 class KeptCache(ABC):
@@ -48,14 +51,25 @@ class GrowingCache(KeptCache):
         return DynamicCache(config=self.config)
 
 
-class FixedCache(KeptCache):
-    """Of fixed size, as decode steps that the device drives need it; the same memory as long as it is large enough."""
+class FixedCache(GrowingCache):
+    """Of fixed size, as decode steps that the device drives need it; the same memory as long as it is large enough.
+
+    Once the device does not drive any more, it is a growing one.
+    """
+
+    def __init__(self, config: Any, pool: KVCachePool) -> None:
+        super().__init__(config)
+        self.pool = pool
 
     def lend(self, ids: list[int], new_tokens: int) -> Any:
         """The cache of earlier turns, cut to what this turn begins with: what lies behind is hidden, then written over.
 
         Graphs know a cache by its address. So it is emptied rather than replaced, and a larger one takes its tokens.
         """
+        if not self.pool.is_open:
+            if self.pool.is_static(self._cache):
+                self._cache, self._held = None, []
+            return super().lend(ids, new_tokens)
         shared, self._held = _shared(self._held, ids), []
         if self._cache is None or _length(self._cache) < len(ids) + new_tokens:
             self._cache = self._grown(len(ids) + new_tokens, shared)
@@ -69,30 +83,21 @@ class FixedCache(KeptCache):
 
     def _grown(self, tokens: int, shared: int) -> Any:
         """A cache for so many tokens, with those that are shared copied from the one before."""
-        from hotset.models.static_caches import length_for, static_cache
-
-        larger = static_cache(self.config, length_for(tokens))
-        for old, new in zip(self._cache.layers if shared else (), larger.layers, strict=False):
-            new.lazy_initialization(old.keys, old.values)
+        before, larger = self._cache, self.pool.acquire(1, tokens)
+        for old, new in zip(before.layers if shared else (), larger.layers, strict=False):
+            if not new.is_initialized:
+                new.lazy_initialization(old.keys, old.values)
             new.keys[:, :, :shared].copy_(old.keys[:, :, :shared])
             new.values[:, :, :shared].copy_(old.values[:, :, :shared])
             new.cumulative_length.fill_(shared)
+        self.pool.release(before)
         return larger
 
 
 def cache_for(model: Any) -> KeptCache:
     """The kind that a model runs fastest with."""
-    return (FixedCache if _wants_fixed(model) else GrowingCache)(model.config)
-
-
-def _wants_fixed(model: Any) -> bool:
-    """Whether the device can drive this model; nothing is asked of caches that are more than keys and values."""
-    why_not = getattr(model.hotset.engine, "why_not", None)  # only the engine that the device drives has it
-    if why_not is None or why_not() is not None:
-        return False
-    from hotset.models.static_caches import LEAST_LENGTH, static_cache
-
-    return all(hasattr(layer, "cumulative_length") for layer in static_cache(model.config, LEAST_LENGTH).layers)
+    pool: KVCachePool = model.hotset.static_caches
+    return FixedCache(model.config, pool) if pool.serves() else GrowingCache(model.config)
 
 
 def _length(cache: Any) -> int:

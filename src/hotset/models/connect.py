@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -37,13 +38,10 @@ from hotset.runtime.gradients import differentiable, refuse_dropout
 from hotset.runtime.stock import StockEngine
 from hotset.store import Catalog
 
-if TYPE_CHECKING:
-    from hotset.runtime.device import DeviceEngine
-
 
 def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, options: RunOptions) -> Handle:
     """Serve the experts of a model from slots."""
-    engine = make_engine(catalog, sites, plan, options)
+    engine = make_engine(model, sites, catalog, plan, options)
     handle = connect_engine(model, sites, engine, prompt_chunks(model, engine, options))
     if plan.ahead and options.prefetch != OFF:
         engine.guesser = guesser = make_guesser(model, sites, engine, options)
@@ -87,13 +85,14 @@ def watch(model: Any, sites: list[Site], plan: SlotPlan, options: RunOptions) ->
     return handle
 
 
-def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, options: RunOptions) -> CachingEngine:
+def make_engine(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, options: RunOptions) -> CachingEngine:
     """The engine for the device."""
     controller = Controller(plan, parse(options.policy_spec))
     maths = [site.math for site in sites]
     device = torch_device(options.device)
     if device.type == "cpu":
         return CpuEngine(controller, catalog, maths, threads=options.threads, force=options.force)
+    from hotset.runtime.device import DeviceEngine
     from hotset.runtime.host import HostTier
 
     host = HostTier(
@@ -105,20 +104,13 @@ def make_engine(catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, options
     )
     if device.type == "cuda":
         give_triton_a_folder()
-    return _device_engine(options)(controller, catalog, maths, host, device)
+    given = controller, catalog, maths, host, device
+    if options.engine == "host" or device.type != "cuda" or find_spec("triton") is None:
+        return DeviceEngine(*given)
+    from hotset.runtime.graph.engine import GraphEngine
 
-
-def _device_engine(options: RunOptions) -> type[DeviceEngine]:
-    """The engine that the device drives, where Triton is there to write its kernels; else that of the host."""
-    from hotset.runtime.device import DeviceEngine
-
-    if options.engine == "host" or torch_device(options.device).type != "cuda":
-        return DeviceEngine
-    try:
-        from hotset.runtime.graph.engine import GraphEngine
-    except ImportError:
-        return DeviceEngine
-    return GraphEngine
+    gates = None if options.prefetch == OFF else Gates.of(model, sites)
+    return GraphEngine(*given, predict=None if gates is None else gates.scores)
 
 
 def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
@@ -126,24 +118,28 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
     engine = handle.engine
     if engine.kind != "cuda" or options.engine == "host":
         return
-    reason = "Triton is missing" if not hasattr(engine, "why_not") else engine.why_not()
-    if reason is None:
+    reasons = engine.unsupported_reasons() if hasattr(engine, "unsupported_reasons") else ["Triton is missing"]
+    if not reasons:
         from hotset.models.decode_graph import DecodeGraphs
+        from hotset.runtime.graph.engine import GraphEngine
 
-        gates = None if options.prefetch == OFF else handle.find_gates()
-        if gates is None:
+        assert isinstance(engine, GraphEngine)  # noqa: S101 - only that has reasons
+        if engine.driver.predict is None:
             engine.wants_tokens = False  # the device goes on demand alone, and to ask for tokens is to wait for it
-        else:
-            engine.next_gate = gates.scores  # type: ignore[attr-defined]
-        engine.fill_host()  # type: ignore[attr-defined]
-        demanded = options.engine == "device"
-        current = handle.tracker.current
-        graphs = DecodeGraphs(model, engine, current, remark=handle.remark, demanded=demanded)  # type: ignore[arg-type]
+        engine.fill_host()
+        graphs = DecodeGraphs(
+            model,
+            engine,
+            handle.tracker,
+            handle.static_caches,
+            warn=handle.remark,
+            demanded=options.engine == "device",
+        )
         handle.on_close(graphs.install())
     elif options.engine == "device":
-        raise HotsetError(f"the device cannot drive this model: {reason}; leave --engine out, or use --engine host")
+        raise HotsetError(f"the device cannot drive this model: {reasons[0]}; leave --engine out, or use --engine host")
     else:
-        handle.remark(f"the host drives the GPU, for {reason}")
+        handle.remark(f"the host drives the GPU, for {reasons[0]}")
 
 
 def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, options: RunOptions) -> ForecastGuesser:
@@ -181,7 +177,9 @@ def _handle(model: Any, engine: Engine, sites: list[Site], chunks: PromptChunks 
 
 def _forward(engine: Engine, tracker: StepTracker, layer: int, site: Site) -> Forward:
     def serve(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return engine.forward(tracker.current(), layer, hidden, index, weights)
+        step = tracker.current()
+        forward = engine.forward if step.driver is None else step.driver.serve
+        return forward(step, layer, hidden, index, weights)
 
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         engine.check_usable()

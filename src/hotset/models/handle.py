@@ -24,6 +24,7 @@ from hotset.models.patches import Patches, refuse_calls
 from hotset.models.recording import Gate, Recording
 from hotset.models.shell import Shell
 from hotset.models.site import Site
+from hotset.models.static_caches import KVCachePool
 from hotset.models.tap import Tap
 from hotset.models.tracker import StepTracker
 from hotset.profile import Profile
@@ -57,6 +58,7 @@ class Handle(Insight):
         self.find_gates: Callable[[], Gates | None] = partial(_gates_of, weakref.ref(model), sites)
         self._model = weakref.ref(model)
         self.patches = Patches()
+        self.static_caches = KVCachePool(model.config)
         self._before = engine.controller.counters()
         self._keepers: dict[Path, Keeper] = {}
         self._observed = False

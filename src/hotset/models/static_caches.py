@@ -1,61 +1,97 @@
-"""Key-value caches of fixed size: graphs know memory by its address."""
+"""Static key-value caches: graphs know memory by its address, so one cache serves one call after another."""
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 
-MOST = 4
-LEAST_LENGTH = 512
+MAX_CACHES = 4
+MIN_LENGTH = 512
 
 
-class LentCaches:
-    """Caches of one model by size, used again by one call after another; nobody else has one that is lent."""
+class CacheSize(NamedTuple):
+    """What makes two caches interchangeable."""
+
+    batch: int
+    length: int
+    inference: bool  # what inference mode has made, nothing may write to outside of it: such caches are apart
+
+
+class KVCachePool:
+    """The one owner of static key-value caches of a model: whoever generates acquires one, and releases it.
+
+    They are of use only while the device may drive: the pool is opened by what captures steps, and closed when that
+    gives up. A closed pool has none to give, and callers go on with the library's own caches.
+    """
 
     def __init__(self, config: Any) -> None:
         self.config = config
-        self._kept: dict[tuple[int, int, bool], Any] = {}
-        self._lock = threading.Lock()  # several threads may answer at a time
+        self.is_open = False
+        self._free: dict[CacheSize, Any] = {}
+        self._given: weakref.WeakKeyDictionary[Any, CacheSize] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()  # several threads may generate at a time
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._free)
 
-    def lend(self, batch: int, tokens: int) -> Any:
-        """An empty cache for so many sequences of up to so many tokens; None if the model's cannot be captured.
+    def open(self) -> None:
+        """Have caches for whoever asks."""
+        self.is_open = True
 
-        What inference mode has made, nobody may write to outside of it: such caches are apart.
-        """
-        length = length_for(tokens)
-        size = batch, length, torch.is_inference_mode_enabled()
+    def close(self) -> None:
+        """Let all go, and have none from here on."""
+        self.is_open = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Let all go that are not in use."""
         with self._lock:
-            cache = self._kept.pop(size, None)
-        cache = cache or static_cache(self.config, length)
+            self._free.clear()
+
+    def serves(self) -> bool:
+        """Whether there are caches to be had: the device may drive, and the model keeps keys and values only."""
+        return self.is_open and has_static_layers(static_cache(self.config, MIN_LENGTH))
+
+    @staticmethod
+    def is_static(cache: Any) -> bool:
+        """Whether a cache is of the kind that is had here."""
+        return has_static_layers(cache)
+
+    def acquire(self, batch: int, tokens: int) -> Any:
+        """An empty cache for so many sequences of up to so many tokens; None if there is none to be had.
+
+        That is where the device does not drive, or the model keeps more than keys and values.
+        """
+        if not self.is_open:
+            return None
+        size = CacheSize(batch, length_for(tokens), torch.is_inference_mode_enabled())
+        with self._lock:
+            cache = self._free.pop(size, None)
+        cache = cache or static_cache(self.config, size.length)
         if not has_static_layers(cache):
             return None
         cache.reset()
-        cache.hotset_size = size
+        with self._lock:
+            self._given[cache] = size
         return cache
 
-    def keep(self, cache: Any) -> None:
-        """Take a cache back that was lent."""
-        size = getattr(cache, "hotset_size", None)
-        if size is None:
-            return
+    def release(self, cache: Any) -> None:
+        """Take a cache back that was acquired, whatever it holds; others are left alone."""
         with self._lock:
-            while len(self._kept) >= MOST:
-                del self._kept[next(iter(self._kept))]
-            self._kept[size] = cache
-
-    def clear(self) -> None:
-        """Let all go."""
-        self._kept.clear()
+            size = None if cache is None else self._given.pop(cache, None)
+            if size is None or not self.is_open:
+                return
+            while len(self._free) >= MAX_CACHES:
+                del self._free[next(iter(self._free))]
+            self._free[size] = cache
 
 
 def length_for(tokens: int) -> int:
     """The length of a cache for so many tokens: few lengths, so that graphs are used again."""
-    return max(LEAST_LENGTH, 1 << (tokens - 1).bit_length())
+    return max(MIN_LENGTH, 1 << (tokens - 1).bit_length())
 
 
 def has_static_layers(cache: Any) -> bool:

@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -102,6 +102,15 @@ class StepTracker:
         """The step that the calling thread computes; what is called outside of any belongs to an anonymous one."""
         running = _RUNNING.get()
         return running.step if running is not None and running.tracker == self._number else ANONYMOUS
+
+    def serving(self, step: Step, call: Callable[[], Any]) -> Any:
+        """Call something whose MoE layers belong to a step; however that ends, nothing of it is left behind."""
+
+        def inside() -> Any:
+            _RUNNING.set(Running(self._number, step))
+            return call()
+
+        return copy_context().run(inside)
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.engine.owner.is_here:

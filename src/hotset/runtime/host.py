@@ -128,11 +128,6 @@ class HostTier:
             self.readers.start(self._flight, [Load(layer, expert, row) for expert, row in where.items()])
         return where
 
-    def seat_all(self) -> None:
-        """Give every expert a slot of its own, for a tier that is filled from memory."""
-        shape = self.controller.plan.shape
-        self.controller.preload(np.ones((shape.layers, shape.experts)))
-
     def close(self) -> None:
         """Give back threads and files."""
         if self.readers is not None:

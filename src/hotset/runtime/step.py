@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from hotset.trace import Phase
+
+if TYPE_CHECKING:
+    from hotset.engine.driver import Driver
 
 NO_REQUEST = 2**31 - 1
 """What an event is served under that belongs to no forward pass; no request comes to this number."""
@@ -24,6 +28,7 @@ class Step:
     first_request: int
     token_ids: npt.NDArray[np.int32] | None = None  # [batch * length], where the model was given ids
     recording: int = 0  # the number of the recording that was on when it began; 0 if none was
+    driver: Driver | None = None  # serves its MoE layers; None: the engine, on the host
 
     def requests(self, tokens: int) -> npt.NDArray[np.int32]:
         """Which request each token is of."""

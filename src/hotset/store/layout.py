@@ -59,11 +59,6 @@ class SlotLayout:
         """From the first byte of the first tensor to the last of the last."""
         return max(part.offset + part.size_bytes for part in self.parts)
 
-    @property
-    def weight_bytes(self) -> int:
-        """The bytes of the tensors alone."""
-        return sum(part.size_bytes for part in self.parts)
-
     def part(self, name: str) -> Part:
         """The tensor of this name."""
         return next(part for part in self.parts if part.name == name)

@@ -1,6 +1,6 @@
 """Prefetch on the device: while a layer computes, the likeliest experts of the next ones are copied, without the host.
 
-When an event was planned, `claim` lets it take over what was guessed for it and `fetch` copies the rest; meanwhile
+When an event was planned, `take_over` lets it take over what was guessed for it and `fetch` copies the rest; meanwhile
 `pick` lists whom to guess for the next layers, and `send` copies those once the event has all it needs, until the next
 one is planned. Whatever has arrived by then need not be fetched again. Each layer ahead has rows of its own, and so has
 the event that computes: nothing is overwritten that is used. A guess that comes true and has a slot brings its row, and
@@ -117,10 +117,6 @@ class DeviceAhead:
                 self.host, self.rows, self.host_row_of, self.state, layer, self.words_of, self.slot_words,
                 count=count, **self._copied, num_warps=self.guess.warps,
             )  # fmt: skip
-
-    def reset(self) -> None:
-        """Forget what was learnt and counted, as after passes that only warmed up."""
-        self.state.reset()
 
     def tallies(self) -> Tallies:
         """What came of the guesses so far; waits for the device."""

@@ -1,0 +1,158 @@
+"""Decode steps that the device drives: takes the cache, has steps captured and replayed, and gives the cache back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import torch
+
+from hotset.cache.lease import CacheLease
+from hotset.engine.device.capture import CapturedStep
+from hotset.engine.device.follow import Books, Follower
+from hotset.engine.device.replay import Replay
+from hotset.engine.device.state import DeviceCacheState
+from hotset.engine.device.step_kernels import StepKernels, make_step_kernels
+from hotset.engine.device.variant import Predict
+from hotset.engine.kernels.spec import ExpertSpec
+from hotset.engine.slots import SlotCache
+from hotset.errors import HotsetError
+from hotset.runtime.ahead import AheadSlots
+from hotset.runtime.arena import Arena
+from hotset.runtime.device import Streams
+from hotset.runtime.host import HostTier
+from hotset.runtime.step import Step
+from hotset.store import Catalog
+from hotset.trace.recorder import Recorder
+
+Tensor = torch.Tensor
+
+
+class Host(Books, Protocol):
+    """What the device needs of the host: its books, and to be told of a failure."""
+
+    def break_down(self) -> None:
+        """Serve nothing any more: what the device has done is unknown."""
+
+
+class DeviceDriver:
+    """Has the device serve decode steps on the slots of one cache; callers hold the engine's lock."""
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        lease: CacheLease,
+        tier: HostTier,
+        catalog: Catalog,
+        specs: Sequence[ExpertSpec],
+        arena: Arena,
+        streams: Streams,
+        host: Host,
+        *,
+        prefetch: AheadSlots[Any] | None = None,
+        predict: Predict | None = None,
+    ) -> None:
+        self.cache, self.lease, self.tier, self.catalog, self.specs = cache, lease, tier, catalog, specs
+        self.arena, self.streams, self.predict, self.prefetch = arena, streams, predict, prefetch
+        self.state: DeviceCacheState | None = None
+        self.versions = 0  # of the state: graphs that were captured with an earlier one are of no use
+        self.follower = Follower(host, streams)
+        self.replay = Replay(self.follower, streams)
+        self._host = host
+        self._kernels: dict[int, StepKernels] = {}
+
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether the device can prefetch at all: there are rows for it, and routers that predict."""
+        return self.prefetch is not None and self.prefetch.size >= 2 and self.predict is not None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether what was made on the device is for another policy than the cache has now."""
+        return self.state is not None and self.state.policy is not self.cache.controller.policy
+
+    def kernels_for(self, tokens: int) -> StepKernels:
+        """The kernels for steps of so many tokens."""
+        with torch.inference_mode(False):  # what that mode makes, nothing may write to outside of it
+            if self.state is None:
+                self.state = self._make_state()
+            if tokens not in self._kernels:
+                self._kernels[tokens] = make_step_kernels(
+                    tokens, self.state, self.cache.controller, self.catalog, self.specs, self.arena, self.tier.arena,
+                    self.predict,
+                )  # fmt: skip
+        return self._kernels[tokens]
+
+    def _make_state(self) -> DeviceCacheState:
+        slots = self.tier.cache.table.slot_of
+        if (slots < 0).any():
+            raise HotsetError("the RAM tier has not read all experts yet")
+        if self.prefetch is not None and self.can_prefetch:
+            self.prefetch.clear()
+        host_rows = torch.from_numpy(self.tier.cache.rows[slots]).to(self.arena.memory.device)
+        return DeviceCacheState(self.cache, host_rows, prefetch=self.can_prefetch)
+
+    def upload(self) -> None:
+        """Take the cache, if the host has it: the device goes on from where the host is."""
+        if self.state is None or self.lease.held:
+            return
+        if self.prefetch is not None:
+            self.prefetch.clear()
+        self.state.upload(self.cache)
+        self.lease.take(self.give_back)
+
+    def give_back(self) -> None:
+        """Let the host go on from where the device is; called when the host recalls the cache."""
+        with self.faults_told():
+            self.follower.drain()
+            if self.state is not None:
+                self.state.download(self.cache)
+
+    def drain(self) -> None:
+        """Have the host follow all that the device was given; waits for it."""
+        with self.faults_told():
+            self.follower.drain()
+
+    def run(self, step: Step, captured: CapturedStep, inputs: dict[str, Tensor], recorder: Recorder | None) -> Any:
+        """Have the device serve a step; returns its outputs, which the next run overwrites."""
+        with self.faults_told():
+            self.upload()
+            return self.replay.run(step, captured, inputs, recorder)
+
+    def differences(self) -> int:
+        """How many experts have other slots on the device than the host believes; for tests and benchmarks."""
+        return 0 if self.state is None else self.state.differences(self.cache)
+
+    def discard(self) -> None:
+        """Give up what was made on the device; the host goes on from there."""
+        self.lease.recall()
+        self._kernels.clear()
+        self.state = None
+        self.follower.restart()
+        self.versions += 1
+
+    def close(self) -> None:
+        """Follow what is left and give the memory back; the host's cache is of no use any more."""
+        with suppress(HotsetError):  # of a device that has failed, which was said before
+            self.drain()
+        self.lease.end()
+        self._kernels.clear()
+        self.state = None
+
+    @contextmanager
+    def faults_told(self) -> Iterator[None]:
+        """Say in a line what the device reports; what it has done by then is unknown."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._host.break_down()
+            self.lease.end()
+            self.follower.forget()
+            raise HotsetError(f"the GPU reported an error: {first_line(error)}; load the model again") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

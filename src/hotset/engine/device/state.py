@@ -1,0 +1,52 @@
+"""A cache as tensors of a device: what captured steps read and change."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hotset.engine.slots import SlotCache
+from hotset.runtime.graph.ahead_state import AheadState
+from hotset.runtime.graph.device_table import DeviceTable
+
+Tensor = torch.Tensor
+
+
+class DeviceCacheState:
+    """The table, the policy's state, and the rows: of slots, of all experts in the RAM tier, and for prefetch.
+
+    Steps of all sizes share it. Its tensors stay where they are: graphs know them by their addresses.
+    """
+
+    def __init__(self, cache: SlotCache, host_rows: Tensor, *, prefetch: bool) -> None:
+        shape, device = cache.controller.plan.shape, host_rows.device
+        self.policy = cache.controller.policy  # whose kernels are for this state
+        self.table = DeviceTable.upload(cache.controller, device)
+        self.row_of = torch.from_numpy(cache.rows).to(device, copy=True)  # int32 [slots]
+        self.host_row_of = host_rows  # int32 [layers, experts]
+        self.prefetch = (
+            AheadState.of(cache.prefetch_rows, shape.layers, shape.experts, shape.top_k, device) if prefetch else None
+        )
+
+    def upload(self, cache: SlotCache) -> None:
+        """Go on from where the host is; nothing may be on its way to a slot or to a row for prefetch."""
+        self.table.refresh(cache.controller)
+        self.row_of.copy_(torch.from_numpy(cache.rows))
+        if self.prefetch is not None:
+            rows = cache.prefetch_rows[: self.prefetch.ahead_row.numel()]
+            self.prefetch.ahead_row.view(-1).copy_(torch.tensor(rows, dtype=torch.int32))
+
+    def download(self, cache: SlotCache) -> None:
+        """Let the host go on from where the device is, to the last bit.
+
+        The log alone does not tell: a replay of it may differ in the last bit of a score, and rows were exchanged for
+        prefetched ones as time had it.
+        """
+        self.table.download(cache.controller)
+        if self.prefetch is not None:
+            cache.restore_rows(self.row_of.cpu().numpy(), self.prefetch.ahead_row.flatten().tolist())
+
+    def differences(self, cache: SlotCache) -> int:
+        """How many experts have other slots than the host believes; for tests."""
+        mine = self.table.table.slot_of.cpu().numpy()
+        return int(np.count_nonzero(mine != cache.controller.table.slot_of))

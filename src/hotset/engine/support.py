@@ -1,0 +1,61 @@
+"""What keeps the device from driving decode steps: everything that may, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from hotset.cache.plan import Scope
+from hotset.engine.kernels.spec import ExpertSpec
+from hotset.policies import Policy
+from hotset.shape import ModelShape
+from hotset.store import SlotLayout
+
+MAX_TOKENS = 8
+"""Tokens of a step, one of each sequence; more are faster on the host path, which groups rows by expert."""
+
+
+class DeviceSupport:
+    """Answers whether the device can drive a model: each reason against it in words."""
+
+    @staticmethod
+    def check(
+        policy: Policy,
+        scope: Scope,
+        layers: Iterable[tuple[ExpertSpec, SlotLayout]],
+        *,
+        page_locked: bool = True,
+        ram_holds_all: bool = True,
+        forecast: str | None = None,
+    ) -> list[str]:
+        """All reasons against it, the one to be told first; none if the device can.
+
+        `forecast` is one that was asked for by name: the device knows only `gate`.
+        """
+        if find_spec("triton") is None:
+            return ["Triton is missing"]
+        from hotset.engine.kernels.triton_experts import TritonExperts
+        from hotset.runtime.graph.plan import Plan
+
+        found = [
+            None if page_locked else "the system refused to lock the RAM tier's memory",
+            None if ram_holds_all else "the RAM tier does not hold all experts: give it more by --host-memory",
+            None if forecast in (None, "gate") else f"the forecast {forecast} is made by the host",
+            Plan.supports(policy, scope),
+        ]
+        found += [TritonExperts.supports(spec, layout) for spec, layout in layers]
+        return [reason for reason in dict.fromkeys(found) if reason is not None]
+
+    @staticmethod
+    def check_batch(tokens: int, shape: ModelShape, staging: int) -> list[str]:
+        """All reasons against steps of so many tokens: all that they may miss must find a row."""
+        found = []
+        if tokens > MAX_TOKENS:
+            found.append(f"steps of more than {MAX_TOKENS} tokens are faster when the host groups them by expert")
+        needed = min(tokens * shape.top_k, shape.experts)
+        if needed > staging:
+            found.append(
+                f"an event of {tokens} tokens may need {needed} staging rows, and there are {staging}: load the model "
+                f"with staging={needed} or more, on the command line by --staging {needed}"
+            )
+        return found
