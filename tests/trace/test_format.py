@@ -15,7 +15,7 @@ from trace_samples import make_trace, same
 from hotset.errors import HotsetError, TraceError
 from hotset.trace import Trace
 
-FORMATS = Path(__file__).parents[2] / "docs/formats.md"
+FORMATS = Path(__file__).parents[2] / "docs/reference/formats.md"
 
 
 def header_of(path):
@@ -178,7 +178,7 @@ def test_select_names_an_unknown_request(trace):
 def test_the_writer_in_the_documentation_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (example,) = re.findall(r"```python\n(.*?)```", FORMATS.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(example, "docs/formats.md", "exec"), {})  # noqa: S102 - our own documentation
+    exec(compile(example, "docs/reference/formats.md", "exec"), {})  # noqa: S102 - our own documentation
     found = Trace.load("example.safetensors")
     assert found.tokens == 5
     assert found.requests == 2

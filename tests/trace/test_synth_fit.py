@@ -112,7 +112,7 @@ def test_command_fits_and_reports(tmp_path: Path) -> None:
 @pytest.mark.public_traces
 @pytest.mark.skipif(not PUBLIC.exists(), reason="the public traces are not beside the checkout")
 def test_real_routing_is_matched() -> None:
-    """A tenth of the trace, to be quick; docs/synthetic.md has the whole."""
+    """A tenth of the trace, to be quick; docs/reference/synthetic.md has the whole."""
     with np.load(PUBLIC) as data:
         lengths = data["req_len"][::10].astype(np.int64)
         request = np.repeat(np.arange(len(data["req_len"])), data["req_len"])

@@ -17,7 +17,7 @@ CONTEXT_TOKENS = 4096
 """The context that room is left for where no other is asked for."""
 MAX_CONTEXT = 1 << 28
 PRIOR_TOKENS = 64
-"""How many tokens of evidence a profile is worth; docs/learning.md has the experiment."""
+"""How many tokens of evidence a profile is worth; docs/results/warm-starts.md has the experiment."""
 SCOPES = ("layer", "pool")
 DTYPES = (AUTO, "bfloat16", "float16", "float32")
 DRIVERS = (AUTO, "host", "device")

@@ -12,9 +12,9 @@ from typing import Any
 
 from hotset.checks import text
 from hotset.errors import PolicyError
-from hotset.policies.base import Admit, Ask, Grid, Policy, restore_state, save_state
+from hotset.policies.base import Admit, Ask, Grid, Policy, compiled, restore_state, save_state
 
-__all__ = ["Admit", "Ask", "Grid", "Policy", "names", "parse", "restore_state", "save_state"]
+__all__ = ["Admit", "Ask", "Grid", "Policy", "compiled", "names", "parse", "restore_state", "save_state"]
 
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 

@@ -1,4 +1,4 @@
-"""The trace file: one safetensors file, specified in docs/formats.md."""
+"""The trace file: one safetensors file, specified in docs/reference/formats.md."""
 
 from __future__ import annotations
 
