@@ -1,4 +1,7 @@
-"""Load a model with a quarter of its experts in memory and generate text: python examples/generate.py [MODEL]"""
+"""Load a model with a quarter of its experts in memory and generate text.
+
+python examples/generate.py [MODEL]
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ def main() -> None:
         stats = model.hotset.stats()
     print(tokenizer.decode(text[0]))
     print(f"{stats['slots']} of {stats['shape']['layers'] * stats['shape']['experts']} experts fit into the cache")
-    print(f"decode hit rate {stats['decode']['hit_rate']:.0%}, {stats['bytes_per_token'] / 1e6:.1f} MB loaded per token")
+    print(
+        f"decode hit rate {stats['decode']['hit_rate']:.0%}, {stats['bytes_per_token'] / 1e6:.1f} MB loaded per token"
+    )
 
 
 if __name__ == "__main__":

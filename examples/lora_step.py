@@ -1,4 +1,7 @@
-"""Train a low-rank adapter on attention while the experts stay on disk, frozen: python examples/lora_step.py"""
+"""Train a low-rank adapter on attention while the experts stay on disk, frozen.
+
+python examples/lora_step.py
+"""
 
 from __future__ import annotations
 

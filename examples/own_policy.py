@@ -1,4 +1,7 @@
-"""Write an eviction policy and replay it against lru and the optimum: python examples/own_policy.py [TRACE]"""
+"""Write an eviction policy and replay it against lru and the optimum.
+
+python examples/own_policy.py [TRACE]
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Record what a model routes, then ask offline which policy would have served it best: python examples/record_and_simulate.py"""
+"""Record what a model routes, then ask offline which policy would have served it best.
+
+python examples/record_and_simulate.py
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from transformers import AutoTokenizer
 import hotset
 from hotset.sim import Sweep
 
-POLICIES = ("lru", "lfu", "blend")
+POLICIES = ("lru", "blend")
 
 
 def record(path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Learn what a workload uses, keep it in a profile, and start warm from it: python examples/warm_start.py"""
+"""Learn what a workload uses, keep it in a profile, and start warm from it.
+
+python examples/warm_start.py
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shipped model and its traces are like, in numbers and plots: the evidence of docs/results/reference-model.md.
+"""What the shipped model and its traces are like, in numbers and plots: for docs/results/reference-model.md.
 
 python recipes/reference/evidence.py        writes benchmarks/results/reference_model.json and docs/images/reference
 """
