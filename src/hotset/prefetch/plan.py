@@ -16,7 +16,7 @@ MAX_ROWS = 1 << 16
 LARGE_BYTES = 16 << 20
 """To copy such an expert takes longer than a layer computes: a second one for the same layer never starts."""
 
-_HOST_ROWS = 4  # the cache gives them up, and what it loses by more costs more hits than they bring (docs/results/studies.md)
+_HOST_ROWS = 4  # the cache gives them up, and more of them cost more hits than they bring (docs/results/studies.md)
 
 
 class Driver(StrEnum):
