@@ -24,6 +24,10 @@ class PolicyError(HotsetError):
     """A policy that does not exist, or an option that it does not have."""
 
 
+class FormatError(HotsetError):
+    """A weight format that does not exist, or that a matrix cannot have."""
+
+
 class StoreError(HotsetError):
     """A file with expert weights that is damaged, missing or of a kind that cannot be read."""
 

@@ -253,7 +253,7 @@ def test_every_kind_rounds_as_torch_does(kind: Any, swapped: bool) -> None:
     assert kernels.activation.kind == activation.kind
     assert kernels.activation.interleaved == interleaved
     kernels.multiply_up(routing.x, routing.rows(sample), None, Phase.ALL)
-    linear = kernels.up
+    linear = kernels.up.linear
     slots = routing.rows(sample).tolist()
     products = [(routing.x.float() @ linear.matrix(slot).float()).bfloat16() + linear.biases[slot] for slot in slots]
     expected = activation(torch.cat(products))

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from hotset.errors import ModelError
-from hotset.models.site import Site
-from hotset.store import Catalog, LayerSource
+from hotset.formats import element_type, weight_of
+from hotset.models.site import Site, SitePart
+from hotset.store import Catalog, LayerSource, SlotLayout
 from hotset.store.dense_check import check_dense
 from hotset.store.packed import is_packed, open_packed
 
@@ -37,7 +38,7 @@ def check_packed(catalog: Catalog, sites: Sequence[Site], dtypes: Mapping[str, t
         odd = next((a for a, b in zip(wanted, names, strict=False) if a != b), f"{len(wanted)} layers")
         raise _misfit(store, f"the model has {odd}, which the pack has not ({len(names)} layers)")
     for site, source in zip(sites, catalog.layers, strict=True):
-        _check_layer(store, site, source)
+        _check_layer(store, site, source, dtypes)
     asked = dtype_name(dtypes)
     if catalog.meta.get("dtype") != asked:
         raise ModelError(
@@ -51,15 +52,28 @@ def dtype_name(dtypes: Mapping[str, torch.dtype]) -> str:
     return "+".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes.values()}))
 
 
-def _check_layer(store: Path, site: Site, source: LayerSource) -> None:
+def _check_layer(store: Path, site: Site, source: LayerSource, dtypes: Mapping[str, torch.dtype]) -> None:
     if len(source.experts) != site.experts:
         raise _misfit(store, f"{site.name} has {site.experts} experts, and {len(source.experts)} in the pack")
-    packed = {part.name: part.shape for part in source.layout.parts}
+    packed = {part.name for part in source.layout.parts}
     for part in site.parts:
-        if packed.pop(part.name, None) != part.shape:
+        if not _fits(part, site, source.layout, dtypes):
             raise _misfit(store, f"{part.name} of {site.name} is not {list(part.shape)} in the pack")
+        matrix = source.layout.matrix(part.name)
+        packed -= {part.name} if matrix is None else set(matrix.parts)
     if packed:
         raise _misfit(store, f"the pack has {next(iter(packed))} in {site.name}, which the model has not")
+
+
+def _fits(part: SitePart, site: Site, layout: SlotLayout, dtypes: Mapping[str, torch.dtype]) -> bool:
+    """Whether a pack has a tensor of an expert as the model has it, if in another format."""
+    matrix = layout.matrix(part.name)
+    if matrix is None:
+        return any((other.name, other.shape) == (part.name, part.shape) for other in layout.parts)
+    weight = weight_of(layout, part.name)
+    shape = (weight.outputs, weight.inputs)
+    same = shape[::-1] if site.math.is_transposed(part.name) else shape
+    return same == part.shape and element_type(weight.format.dtype) == dtypes[part.takes(0)[0].parameter]
 
 
 def _misfit(store: Path, why: str) -> ModelError:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hotset.errors import ModelError
+from hotset.formats import element_type
 from hotset.models.checkpoint import ParameterSource
 from hotset.models.site import Take
 from hotset.store.catalog import Bytes
@@ -132,12 +133,12 @@ def check_shapes(experts: Sequence[Sequence[Sequence[Piece]]]) -> None:
 
 def as_cast(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
     """A stored tensor as transformers casts it before it converts; one that will be dequantised is left as it is."""
-    return tensor if dtype is None else tensor.to(getattr(torch, dtype))
+    return tensor if dtype is None else tensor.to(element_type(dtype))
 
 
 def tensor_of(data: Bytes, dtype: str, shape: Sequence[int]) -> torch.Tensor:
     """Bytes as a tensor."""
-    return torch.from_numpy(data).view(getattr(torch, dtype)).view(shape)
+    return torch.from_numpy(data).view(element_type(dtype)).view(shape)
 
 
 def _runs(result: torch.Tensor, sizes: list[int]) -> list[int] | None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hotset.errors import BudgetError, HotsetError
+from hotset.formats import element_type
 from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import format_size
 from hotset.store import Part
@@ -95,7 +96,7 @@ class Arena:
 
     def view(self, part: Part) -> torch.Tensor:
         """One tensor of all slots, of shape (slots, *part.shape)."""
-        dtype: torch.dtype = getattr(torch, part.dtype)
+        dtype = element_type(part.dtype)
         flat = self.memory.view(dtype)
         strides = torch.empty(part.shape, device="meta").stride()
         return flat.as_strided(

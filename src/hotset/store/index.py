@@ -6,22 +6,26 @@ The seal tells an edited file from a written one; whoever forges it still meets 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hotset.errors import StoreError
 from hotset.reading import TooLargeError, parse_bounded, read_bounded
 from hotset.store.digest import DIGEST_BYTES, new_digest
-from hotset.store.layout import ITEM_BYTES, Part, SlotLayout
+from hotset.store.layout import ITEM_BYTES, Matrix, Part, SlotLayout
 from hotset.store.plan import PackLayer, PackPlan
 
 FORMAT, VERSION = "hotset-pack", 1
+ENCODED_VERSION = 2
+"""Of packs with matrices that are not plain numbers: a hotset that knows of none must not read them."""
 MAX_INDEX_BYTES = 64 << 20
 MAX_CONTAINERS, MAX_VALUES = 1 << 18, 1 << 22
 """Of the document: a digest for each of a million experts, and some lists for each of 4,096 layers."""
 MAX_BYTES = 1 << 60
 MAX_DIMENSIONS = 8
+MAX_NAME = 200
+"""Letters of the name of a weight format, with its options."""
 CHUNK_BYTES = 8 << 20
 """How much of a file with weights one digest covers, beside that of the whole file."""
 REMEDY = "pack the model again with hotset pack"
@@ -59,7 +63,11 @@ class PackIndex:
 def plan_document(plan: PackPlan) -> dict[str, Any]:
     """A plan as JSON has it."""
     layers = [_layer_entry(layer, start) for layer, start in zip(plan.layers, plan.starts, strict=False)]
-    return {"format": FORMAT, "version": VERSION, "source": dict(plan.meta), "layers": layers}
+    return {"format": FORMAT, "version": _version(plan), "source": dict(plan.meta), "layers": layers}
+
+
+def _version(plan: PackPlan) -> int:
+    return ENCODED_VERSION if any(layer.layout.matrices for layer in plan.layers) else VERSION
 
 
 def seal_of(document: dict[str, Any]) -> str:
@@ -95,7 +103,8 @@ def _entry(file: FileDigest) -> dict[str, Any]:
 def _layer_entry(layer: PackLayer, start: int) -> dict[str, Any]:
     parts = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "offset": p.offset} for p in layer.layout.parts]
     entry = {"name": layer.name, "experts": layer.experts, "offset": start, "block_bytes": layer.block_bytes}
-    return entry | {"parts": parts}
+    matrices = [asdict(matrix) | {"parts": list(matrix.parts)} for matrix in layer.layout.matrices]
+    return entry | {"parts": parts} | ({"matrices": matrices} if matrices else {})
 
 
 def _index(document: Any) -> PackIndex:
@@ -109,6 +118,8 @@ def _index(document: Any) -> PackIndex:
     source = _of(document, "source", dict)
     meta = {str(key): str(value) for key, value in source.items()}
     plan = PackPlan(tuple(_layer(entry) for entry in entries), meta)
+    if document["version"] != _version(plan):
+        raise _WrongError(f"its version is {document['version']}, and its matrices are of version {_version(plan)}")
     for number, (entry, layer) in enumerate(zip(entries, plan.layers, strict=True)):
         if (entry.get("offset"), entry.get("block_bytes")) != (plan.starts[number], layer.block_bytes):
             raise _WrongError(f"the blocks of layer {number} do not lie where its parts put them")
@@ -124,8 +135,8 @@ def _check_kind(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise _WrongError("it is no index of a packed model")
     version = document.get("version")
-    if version != VERSION or isinstance(version, bool):
-        raise _WrongError(f"its version is {version!r:.40}, and this hotset reads version {VERSION}")
+    if version not in (VERSION, ENCODED_VERSION) or type(version) is not int:
+        raise _WrongError(f"its version is {version!r:.40}, and this hotset reads up to version {ENCODED_VERSION}")
 
 
 def _layer(entry: Any) -> PackLayer:
@@ -134,8 +145,9 @@ def _layer(entry: Any) -> PackLayer:
     if len(_of(entry, "digests", list)) != experts:
         raise _WrongError(f"{name:.100} has {experts:,} experts and {len(entry['digests']):,} digests")
     parts = tuple(_part(part) for part in _of(entry, "parts", list))
-    layout = SlotLayout(parts)
-    if not parts or len({part.name for part in parts}) != len(parts) or layout != SlotLayout.of(parts):
+    layout = SlotLayout(parts, _matrices({"matrices": []} | entry, {part.name for part in parts}))
+    placed = SlotLayout.of(parts, layout.matrices)
+    if not parts or len({part.name for part in parts}) != len(parts) or layout != placed:
         raise _WrongError(f"the parts of {name:.100} overlap, leave gaps or share a name")
     _number(layout.used_bytes * experts, 1)
     return PackLayer(name, layout, experts)
@@ -147,6 +159,26 @@ def _part(entry: Any) -> Part:
         raise _WrongError("a part has a type or a shape that hotset does not know")
     sizes = tuple(_number(size, 1) for size in shape)
     return Part(_of(entry, "name", str), sizes, dtype, _number(_of(entry, "offset", int), 0))
+
+
+def _matrices(entry: Any, parts: set[str]) -> tuple[Matrix, ...]:
+    """The matrices in formats of their own; whether a format's parts are right is for the formats to say."""
+    found = tuple(_matrix(each, parts) for each in _of(entry, "matrices", list))
+    taken = [part for matrix in found for part in matrix.parts]
+    names = {matrix.name for matrix in found}
+    if len(names) != len(found) or len(set(taken)) != len(taken) or names & parts - set(taken):
+        raise _WrongError("two matrices of a layer share a name or a part")
+    return found
+
+
+def _matrix(entry: Any, parts: set[str]) -> Matrix:
+    outputs, inputs = (_number(_of(entry, key, int), 1) for key in ("outputs", "inputs"))
+    spec, named = _of(entry, "format", str), _of(entry, "parts", list)
+    if not spec.isascii() or not spec.isprintable() or not 1 <= len(spec) <= MAX_NAME:
+        raise _WrongError("a matrix has a weight format that cannot be one")
+    if not named or not all(isinstance(name, str) and name in parts for name in named):
+        raise _WrongError("a matrix is made of parts that are not there")
+    return Matrix(_of(entry, "name", str), outputs, inputs, spec, tuple(named))
 
 
 def _file(name: str, entry: Any, depth: int = 1) -> FileDigest:

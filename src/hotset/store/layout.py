@@ -39,20 +39,32 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight matrix that is more than one part of plain numbers: its format in words, and its parts in that order."""
+
+    name: str
+    outputs: int
+    inputs: int
+    format: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """All tensors of an expert of one layer."""
+    """All tensors of an expert of one layer; a part that no matrix names is plain numbers."""
 
     parts: tuple[Part, ...]
+    matrices: tuple[Matrix, ...] = ()
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> SlotLayout:
+    def of(cls, parts: Sequence[Part], matrices: Sequence[Matrix] = ()) -> SlotLayout:
         """Lay the parts one after another, adjacent wherever alignment allows it."""
         placed, end = [], 0
         for part in parts:
             offset = round_up(end, PART_ALIGNMENT_BYTES)
             placed.append(Part(part.name, part.shape, part.dtype, offset))
             end = offset + part.size_bytes
-        return cls(tuple(placed))
+        return cls(tuple(placed), tuple(matrices))
 
     @property
     def used_bytes(self) -> int:
@@ -62,3 +74,7 @@ class SlotLayout:
     def part(self, name: str) -> Part:
         """The tensor of this name."""
         return next(part for part in self.parts if part.name == name)
+
+    def matrix(self, name: str) -> Matrix | None:
+        """The matrix of this name; None where it is a part of plain numbers."""
+        return next((matrix for matrix in self.matrices if matrix.name == name), None)

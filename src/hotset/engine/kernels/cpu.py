@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from hotset.engine.kernels.base import ExpertKernels
 from hotset.engine.kernels.spec import ExpertSpec
+from hotset.formats import element_type, weight_of
 from hotset.runtime.arena import Arena
 from hotset.runtime.event import IntArray, LiveEvent
 from hotset.store import SlotLayout
@@ -55,38 +56,40 @@ class PerExpertKernels(ExpertKernels):
 
 
 class RowLinear:
-    """One linear map of all rows; the matrices are used where they lie."""
+    """One linear map of all rows; the matrices are used where they lie, in their format."""
 
     def __init__(self, arena: Arena, layout: SlotLayout, weight: str, bias: str | None, transposed: bool) -> None:
-        self.weights = arena.view(layout.part(weight))
+        self.format, self.width, self.depth, parts = weight_of(layout, weight, transposed=transposed)
+        self.dtype = element_type(self.format.dtype)
+        self.views = tuple(arena.view(part) for part in parts)
         self.biases = None if bias is None else arena.view(layout.part(bias))
-        self.transposed = transposed
-        self.depth, self.width = self.weights.shape[1:] if transposed else self.weights.shape[:0:-1]
-        self._matrices: dict[int, Tensor] = {}
+        self._operands: dict[int, Any] = {}
 
     def matrix(self, row: int) -> Tensor:
-        """The matrix of one row, of shape (in, out)."""
-        found = self._matrices.get(row)
-        if found is None:
-            found = self.weights[row] if self.transposed else self.weights[row].T
-            self._matrices[row] = found
-        return found
+        """The matrix of one row, of shape (in, out), in the type computed in."""
+        return self.format.matrix([view[row] for view in self.views])
 
     def __call__(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Map the inputs up to each end by the matrix of each row; a single input is mapped by all of them."""
-        inputs = inputs.to(self.weights.dtype)
+        inputs = inputs.to(self.dtype)
         out = inputs.new_empty((ends[-1], self.width))
         sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
         parts = [inputs] * len(sizes) if inputs.shape[0] == 1 else inputs.split_with_sizes(sizes)
+        product, operands = self.format.product, self._operands
         for row, given, result in zip(rows, parts, out.split_with_sizes(sizes), strict=True):
-            torch.mm(given, self.matrix(row), out=result)
+            operand = operands.get(row)
+            product(given, self._operand(row) if operand is None else operand, result)
             if self.biases is not None:
                 result += self.biases[row]
         return out
 
+    def _operand(self, row: int) -> Any:
+        made = self._operands[row] = self.format.operand([view[row] for view in self.views])
+        return made
+
     def differentiable(self, given: Tensor, row: int) -> Tensor:
         """The same of one row, by operations that have gradients."""
-        out = given.to(self.weights.dtype) @ self.matrix(row)
+        out = given.to(self.dtype) @ self.matrix(row)
         return out if self.biases is None else out + self.biases[row]
 
 
@@ -128,7 +131,7 @@ class RowExperts:
         self.down = linear(arena, layout, spec.down, spec.down_bias, spec.down_transposed)
         self.spec = spec
         states = 2 * self.up.width + 3 * self.down.width  # before and after the activation; in, out and weighted
-        self.max_inputs = max(work_bytes // (states * max(self.up.weights.itemsize, 4)), MIN_INPUTS)
+        self.max_inputs = max(work_bytes // (states * max(self.up.dtype.itemsize, 4)), MIN_INPUTS)
 
     def parts(self, ends: Sequence[int]) -> Iterator[InputPart]:
         """Inputs up to each expert's end, in parts that keep activations below the bound.

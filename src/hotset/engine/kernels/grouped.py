@@ -50,26 +50,29 @@ class GroupedLinear(RowLinear):
 
     def __init__(self, arena: Arena, layout: SlotLayout, weight: str, bias: str | None, transposed: bool) -> None:
         super().__init__(arena, layout, weight, bias, transposed)
-        aligned = all(size * self.weights.itemsize % 16 == 0 for size in self.weights.shape[1:])
-        self._can_be_grouped = self.weights.is_cuda and self.weights.dtype == torch.bfloat16 and aligned
+        stacked = self.format.stacked(self.views)
+        self._stacked = stacked if stacked is not None and _can_be_grouped(stacked) else None
 
     def __call__(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Map the inputs up to each end by the matrix of each row; a single input is mapped by all of them."""
-        if self._can_be_grouped and len(rows) > FEW_GROUPS and inputs.shape[0] > 1:
-            return self._grouped(inputs.to(self.weights.dtype), rows, ends)
+        if self._stacked is not None and len(rows) > FEW_GROUPS and inputs.shape[0] > 1:
+            return self._grouped(inputs.to(self.dtype), self._stacked, rows, ends)
         return super().__call__(inputs, rows, ends)
 
-    def _grouped(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
+    def _grouped(self, inputs: Tensor, stacked: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
         """One grouped multiplication over the range of rows; the rows must rise."""
         first, last = rows[0], rows[-1]
         sizes = np.zeros(last - first + 1, np.int32)
         sizes[np.array(rows) - first] = np.diff(ends, prepend=0)
         offsets = torch.from_numpy(np.cumsum(sizes, dtype=np.int32)).to(inputs.device, non_blocking=True)
-        matrices = self.weights[first : last + 1]
-        out = torch.nn.functional.grouped_mm(
-            inputs, matrices if self.transposed else matrices.transpose(-2, -1), offs=offsets
-        )
+        out = torch.nn.functional.grouped_mm(inputs, stacked[first : last + 1], offs=offsets)
         if self.biases is not None:
             which = np.repeat(np.array(rows), np.diff(ends, prepend=0))
             out += self.biases[torch.from_numpy(which).to(inputs.device, non_blocking=True)]
         return out
+
+
+def _can_be_grouped(stacked: Tensor) -> bool:
+    """Whether torch multiplies these by groups: on a GPU, in bfloat16, with rows of whole 16 bytes."""
+    aligned = all(size * stacked.itemsize % 16 == 0 for size in stacked.shape[1:])
+    return stacked.is_cuda and stacked.dtype == torch.bfloat16 and aligned

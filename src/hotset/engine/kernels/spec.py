@@ -22,3 +22,7 @@ class ExpertSpec:
     up_transposed: bool = False  # whether the model has the matrix as (inputs, outputs)
     down_transposed: bool = False
     norm: Callable[[Tensor], Tensor] | None = None
+
+    def is_transposed(self, name: str) -> bool:
+        """Whether the model has a tensor of this name as (inputs, outputs)."""
+        return (name == self.up and self.up_transposed) or (name == self.down and self.down_transposed)

@@ -20,6 +20,7 @@ from hotset.engine.kernels.cpu import RowLinear
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_kernels import down_kernel, up_kernel
 from hotset.engine.kernels.tuning import BUCKETS, Choice, Problem, bucket, chosen, remembered
+from hotset.formats import TileLoader, Weight, element_type, weight_of
 from hotset.runtime.arena import Arena
 from hotset.store import SlotLayout
 
@@ -49,23 +50,51 @@ class Phase(IntEnum):
 class Scratch:
     """What passes between launches; layers that run one after another can share it."""
 
-    hidden: Tensor  # [pairs, intermediate], in the weights' type
-    raw: Tensor  # [pairs, width]: results of early pairs, in the weights' type
+    hidden: Tensor  # [pairs, intermediate], in the type computed in
+    raw: Tensor  # [pairs, width]: results of early pairs, in the type computed in
     late: Tensor  # int8 [pairs]: nobody is, for whoever does not say
 
     @classmethod
     def of(cls, spec: ExpertSpec, layout: SlotLayout, pairs: int, device: torch.device) -> Scratch:
         """Room for so many pairs."""
-        inner, width = _sizes(spec, layout)
-        hidden = torch.zeros((pairs, inner), dtype=getattr(torch, layout.part(spec.down).dtype), device=device)
+        down = _down(spec, layout)
+        hidden = torch.zeros((pairs, down.inputs), dtype=element_type(down.format.dtype), device=device)
         late = torch.zeros(pairs, dtype=torch.int8, device=device)
-        return cls(hidden, hidden.new_zeros((pairs, width)), late)
+        return cls(hidden, hidden.new_zeros((pairs, down.outputs)), late)
 
     def serves(self, spec: ExpertSpec, layout: SlotLayout, pairs: int) -> bool:
         """Whether it is of use to these experts."""
-        inner, width = self.hidden.shape[1], self.raw.shape[1]
-        same = self.hidden.dtype == getattr(torch, layout.part(spec.down).dtype) and len(self.late) >= pairs
-        return same and (inner, width) == _sizes(spec, layout)
+        down = _down(spec, layout)
+        same = self.hidden.dtype == element_type(down.format.dtype) and len(self.late) >= pairs
+        return same and (self.raw.shape[1], self.hidden.shape[1]) == (down.outputs, down.inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class TiledLinear:
+    """One linear map of all rows as the kernels take it: the parts of its matrices, and what makes tiles of them."""
+
+    linear: RowLinear
+    tile: TileLoader
+    parts: tuple[Tensor, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, linear: RowLinear) -> TiledLinear:
+        """The linear map in a format that has a tile loader."""
+        tile = linear.format.tile()
+        if tile is None:
+            raise UnsupportedExpertsError(f"there is no kernel for {linear.format.name}")
+        return cls(linear, tile, linear.views, tuple(view.stride(0) for view in linear.views))
+
+    @property
+    def biases(self) -> Tensor | None:
+        """Those of all rows, if there are any."""
+        return self.linear.biases
+
+    @property
+    def words(self) -> str:
+        """What its matrices are made of, as far as the speed of loads depends on it."""
+        return self.linear.format.tuned_as
 
 
 class UnsupportedExpertsError(ValueError):
@@ -90,11 +119,11 @@ class TritonExperts:
         reason = _reason(spec, layout, activation)
         if reason is not None or activation is None:
             raise UnsupportedExpertsError(reason)
-        self.up = RowLinear(arena, layout, spec.up, spec.up_bias, spec.up_transposed)
-        self.down = RowLinear(arena, layout, spec.down, spec.down_bias, spec.down_transposed)
-        self.dtype, self.top_k, self.most_tokens = self.up.weights.dtype, top_k, most_tokens
+        self.up = TiledLinear.of(RowLinear(arena, layout, spec.up, spec.up_bias, spec.up_transposed))
+        self.down = TiledLinear.of(RowLinear(arena, layout, spec.down, spec.down_bias, spec.down_transposed))
+        self.dtype, self.top_k, self.most_tokens = self.up.linear.dtype, top_k, most_tokens
         self.activation = activation
-        self.inner, self.width = _sizes(spec, layout)
+        self.inner, self.width = self.down.linear.depth, self.down.linear.width
         pairs = most_tokens * top_k
         if scratch is None or not scratch.serves(spec, layout, pairs):
             scratch = Scratch.of(spec, layout, pairs, arena.memory.device)
@@ -154,15 +183,15 @@ class TritonExperts:
         """The first kernel: from x to the scratch."""
         linear, activation, scratch = self.up, self.activation, scratch or self.scratch
         choice = choice or self._choice(len(x))[0]
-        late, bias = _or(pair_late, scratch.late), _or(linear.biases, linear.weights)
+        late, bias = _or(pair_late, scratch.late), _or(linear.biases, scratch.hidden)
         grid = (len(x) * self.top_k, triton.cdiv(self.inner, choice.block_n))
         launch: Any = up_kernel[grid]
         launch(
-            x, linear.weights, bias, scratch.hidden, pair_row, late, int(phase), _or(stamp, late),
-            linear.weights.stride(0), bias.stride(0), self.inner, x.shape[1], self.top_k, activation.function,
-            activation.alpha, activation.limit, activation.gated, activation.interleaved, linear.transposed,
+            x, linear.parts, bias, scratch.hidden, pair_row, late, int(phase), _or(stamp, late), linear.strides,
+            bias.stride(0), self.inner, x.shape[1], self.top_k, activation.function, activation.alpha,
+            activation.limit, activation.gated, activation.interleaved, linear.tile.function, linear.tile.settings,
             linear.biases is not None, stamp is not None, choice.block_n, choice.block_k, choice.stages, choice.unroll,
-            _lane(linear), num_warps=choice.warps, enable_fp_fusion=False,
+            linear.tile.lane, num_warps=choice.warps, enable_fp_fusion=False,
         )  # fmt: skip
 
     def multiply_down(
@@ -179,32 +208,37 @@ class TritonExperts:
         """The second kernel: from the scratch to the sum."""
         linear, scratch = self.down, scratch or self.scratch
         choice = choice or self._choice(len(out))[1]
-        late, bias = _or(pair_late, scratch.late), _or(linear.biases, linear.weights)
-        summed = torch.promote_types(linear.weights.dtype, weights.dtype)
+        late, bias = _or(pair_late, scratch.late), _or(linear.biases, scratch.hidden)
+        summed = torch.promote_types(self.dtype, weights.dtype)
         # Without fusion a product is rounded before it is added, as in torch; the kernels name what they want fused.
         launch: Any = down_kernel[(len(out), triton.cdiv(self.width, choice.block_n))]
         launch(
-            scratch.hidden, linear.weights, bias, weights, scratch.raw, out, pair_row, late, int(phase),
-            _or(stamp, late), linear.weights.stride(0), bias.stride(0), self.width, self.inner, self.top_k,
-            linear.transposed, linear.biases is not None, stamp is not None, ROUTER_DTYPES[summed], self.group,
+            scratch.hidden, linear.parts, bias, weights, scratch.raw, out, pair_row, late, int(phase),
+            _or(stamp, late), linear.strides, bias.stride(0), self.width, self.inner, self.top_k,
+            linear.tile.function, linear.tile.settings, linear.biases is not None, stamp is not None,
+            ROUTER_DTYPES[summed], self.group,
             triton.next_power_of_2(self.top_k), choice.block_n, choice.block_k, choice.stages, choice.unroll,
-            _lane(linear), num_warps=choice.warps, enable_fp_fusion=False,
+            linear.tile.lane, num_warps=choice.warps, enable_fp_fusion=False,
         )  # fmt: skip
 
     def _choice(self, tokens: int) -> tuple[Choice, Choice]:
         found = self._choices.get(bucket(tokens))
         if found is None:  # not warmed up: what an earlier run has measured, and the same from here on
-            device, (up, down) = self.up.weights.device, self._problems(tokens)
+            device, (up, down) = self.up.parts[0].device, self._problems(tokens)
             found = self._choices[bucket(tokens)] = remembered(up, device), remembered(down, device)
         return found
 
     def _problems(self, tokens: int) -> tuple[Problem, Problem]:
         """What the two kernels have to do, as far as their speed depends on it."""
-        dtype = str(self.up.weights.dtype).removeprefix("torch.")
         few, pairs = bucket(tokens), bucket(tokens) * self.top_k
-        gated = self.activation.gated
-        up = Problem("up", self.inner, self.width, dtype, self.up.transposed, gated, 1, pairs)
-        return up, Problem("down", self.width, self.inner, dtype, self.down.transposed, False, self.group, few)
+        first, second = self.up, self.down
+        up = Problem(
+            "up", self.inner, self.width, first.words, first.tile.by_columns, self.activation.gated, 1, pairs
+        )  # fmt: skip
+        down = Problem(
+            "down", self.width, self.inner, second.words, second.tile.by_columns, False, self.group, few
+        )  # fmt: skip
+        return up, down
 
 
 class _Trial:
@@ -214,10 +248,10 @@ class _Trial:
         self, kernels: TritonExperts, tokens: int, weights_dtype: torch.dtype, device: torch.device, sets: int = 16
     ) -> None:
         random = torch.Generator("cpu").manual_seed(0)
-        self.kernels, slots = kernels, len(kernels.up.weights)
+        self.kernels, rows = kernels, len(kernels.up.parts[0])
         tokens = min(bucket(tokens), kernels.most_tokens)
         shape = (sets, tokens * kernels.top_k)
-        self.rows = torch.randint(slots, shape, generator=random, dtype=torch.int32, device="cpu").to(device)
+        self.rows = torch.randint(rows, shape, generator=random, dtype=torch.int32, device="cpu").to(device)
         self.x = torch.zeros((tokens, kernels.width), dtype=kernels.dtype, device=device)
         self.weights = torch.zeros((tokens, kernels.top_k), dtype=weights_dtype, device=device)
         self.out = torch.empty_like(self.x)
@@ -241,31 +275,28 @@ def _or(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
     return stand_in if tensor is None else tensor
 
 
-def _sizes(spec: ExpertSpec, layout: SlotLayout) -> tuple[int, int]:
-    """How wide experts are inside, and how wide what they return."""
-    first, second = layout.part(spec.down).shape
-    return (first, second) if spec.down_transposed else (second, first)
-
-
-def _lane(linear: RowLinear) -> int:
-    """The numbers that lie next to each other in depth in 16 bytes."""
-    return 1 if linear.transposed else 16 // linear.weights.dtype.itemsize
+def _down(spec: ExpertSpec, layout: SlotLayout) -> Weight:
+    """The second matrix, which says how wide experts are inside, and how wide what they return."""
+    return weight_of(layout, spec.down, transposed=spec.down_transposed)
 
 
 def _activation(spec: ExpertSpec, layout: SlotLayout) -> Activation | None:
-    return activation_of(spec, getattr(torch, layout.part(spec.up).dtype))
+    return activation_of(spec, element_type(weight_of(layout, spec.up, transposed=spec.up_transposed).format.dtype))
 
 
 def _reason(spec: ExpertSpec, layout: SlotLayout, activation: Activation | None) -> str | None:
     if spec.norm is not None:
         return "its experts end in a norm of their own"
-    names = [name for name in (spec.up, spec.down, spec.up_bias, spec.down_bias) if name is not None]
-    dtypes = {layout.part(name).dtype for name in names}
+    up, down = weight_of(layout, spec.up, transposed=spec.up_transposed), _down(spec, layout)
+    biases = [layout.part(name).dtype for name in (spec.up_bias, spec.down_bias) if name is not None]
+    dtypes = {up.format.dtype, down.format.dtype, *biases}
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
         return f"its experts are stored as {' and '.join(sorted(dtypes))}"
+    without = next((weight.format.name for weight in (up, down) if weight.format.tile() is None), None)
+    if without is not None:
+        return f"its experts are stored as {without}, for which there is no kernel"
     if activation is None:
         return "what its experts compute between their two products is none of the known kinds"
-    columns, inner = layout.part(spec.up).shape[-1 if spec.up_transposed else 0], _sizes(spec, layout)[0]
-    if columns != inner * (2 if activation.gated else 1):
-        return f"{columns} columns of its first matrix do not make {inner} rows of the second"
+    if up.outputs != down.inputs * (2 if activation.gated else 1):
+        return f"{up.outputs} columns of its first matrix do not make {down.inputs} rows of the second"
     return None

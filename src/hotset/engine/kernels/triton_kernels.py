@@ -33,12 +33,20 @@ def _note_time(stamp, now):
 
 
 @triton.jit
-def _places(columns, depth, n: tl.constexpr, k: tl.constexpr, transposed: tl.constexpr):
-    """Where the elements of a tile lie in a matrix of n outputs and k inputs."""
-    if transposed:
-        return depth[None, :] * n + columns[:, None]
-    else:  # noqa: RET505 - Triton wants both arms of a choice at compile time
-        return columns[:, None] * k + depth[None, :]
+def _parts_at(parts, strides, row):
+    """Where the parts of the matrices in some rows begin."""
+    if len(parts) == 1:
+        return (parts[0] + row * strides[0],)
+    elif len(parts) == 2:  # noqa: RET505 - Triton wants all arms of a choice at compile time
+        return (parts[0] + row * strides[0], parts[1] + row * strides[1])
+    elif len(parts) == 3:
+        return (parts[0] + row * strides[0], parts[1] + row * strides[1], parts[2] + row * strides[2])
+    else:
+        tl.static_assert(len(parts) == 4)
+        return (
+            parts[0] + row * strides[0], parts[1] + row * strides[1], parts[2] + row * strides[2],
+            parts[3] + row * strides[3],
+        )  # fmt: skip
 
 
 @triton.jit
@@ -51,25 +59,24 @@ def _plus(total, tile, values, rows: tl.constexpr, block_k: tl.constexpr, lane: 
     values = tl.broadcast_to(values, tile.shape)
     if lane == 1:
         return tl.fma(tile, values, total)
-    else:  # noqa: RET505
+    else:  # noqa: RET505 - Triton wants both arms of a choice at compile time
         parts = tl.sum(tl.reshape(tile * values, (rows, block_k // lane, lane)), axis=2)
         return total + tl.reshape(parts, total.shape)
 
 
 @triton.jit
 def _times(
-    x, matrix, columns, inside, n: tl.constexpr, k: tl.constexpr, transposed: tl.constexpr,
-    block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, unroll: tl.constexpr, lane: tl.constexpr,
+    x, matrix, columns, inside, n: tl.constexpr, k: tl.constexpr, load: tl.constexpr, settings: tl.constexpr,
+    dtype: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, unroll: tl.constexpr,
+    lane: tl.constexpr,
 ):  # fmt: skip
     """One row times some columns of one matrix."""
-    dtype = matrix.dtype.element_ty
     total = tl.zeros((block_n, block_k // lane), tl.float32)
     for start in tl.range(0, k, block_k, num_stages=stages, loop_unroll_factor=unroll):
         depth = start + tl.arange(0, block_k)
         there = depth < k
-        places = _places(columns, depth, n, k, transposed)
         mask = inside[:, None] & there[None, :]
-        tile = tl.load(matrix + places, mask=mask, other=0.0, eviction_policy="evict_first")
+        tile = load(matrix, columns[:, None], depth[None, :], mask, n, k, settings)
         values = tl.load(x + depth, mask=there, other=0.0)
         values = values.to(dtype).to(tl.float32)[None, :]
         total = _plus(total, tile, values, block_n, block_k, lane)
@@ -78,21 +85,19 @@ def _times(
 
 @triton.jit
 def _times_both(
-    x, matrix, first, second, inside, n: tl.constexpr, k: tl.constexpr, transposed: tl.constexpr,
-    block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, unroll: tl.constexpr, lane: tl.constexpr,
+    x, matrix, first, second, inside, n: tl.constexpr, k: tl.constexpr, load: tl.constexpr, settings: tl.constexpr,
+    dtype: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, unroll: tl.constexpr,
+    lane: tl.constexpr,
 ):  # fmt: skip
     """One row times some columns of both halves of one matrix, with the loads of both under way at once."""
-    dtype = matrix.dtype.element_ty
     total = tl.zeros((block_n, block_k // lane), tl.float32)
     other = tl.zeros((block_n, block_k // lane), tl.float32)
     for start in tl.range(0, k, block_k, num_stages=stages, loop_unroll_factor=unroll):
         depth = start + tl.arange(0, block_k)
         there = depth < k
         mask = inside[:, None] & there[None, :]
-        places = _places(first, depth, n, k, transposed)
-        tile = tl.load(matrix + places, mask=mask, other=0.0, eviction_policy="evict_first")
-        places = _places(second, depth, n, k, transposed)
-        twin = tl.load(matrix + places, mask=mask, other=0.0, eviction_policy="evict_first")
+        tile = load(matrix, first[:, None], depth[None, :], mask, n, k, settings)
+        twin = load(matrix, second[:, None], depth[None, :], mask, n, k, settings)
         values = tl.load(x + depth, mask=there, other=0.0)
         values = values.to(dtype).to(tl.float32)[None, :]
         total = _plus(total, tile, values, block_n, block_k, lane)
@@ -111,16 +116,17 @@ def _biased(product, bias, columns, inside, has_bias: tl.constexpr, dtype: tl.co
 
 @triton.jit(do_not_specialize=["phase", "pair_row", "pair_late"])
 def up_kernel(
-    x, w, bias, h, pair_row, pair_late, phase, stamp, slot_stride, bias_stride,
+    x, w, bias, h, pair_row, pair_late, phase, stamp, strides, bias_stride,
     n: tl.constexpr, k: tl.constexpr, top_k: tl.constexpr, activate: tl.constexpr, alpha: tl.constexpr,
-    limit: tl.constexpr, gated: tl.constexpr, interleaved: tl.constexpr, transposed: tl.constexpr,
+    limit: tl.constexpr, gated: tl.constexpr, interleaved: tl.constexpr, load: tl.constexpr, settings: tl.constexpr,
     has_bias: tl.constexpr, clocked: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     stages: tl.constexpr, unroll: tl.constexpr, lane: tl.constexpr,
 ):  # fmt: skip
     """h[pair] = the gate of x[token] times the first matrix, n columns of it, for one block of columns of one pair.
 
     Pairs come first in the order of programs: those of one expert read the same block at the same time, once from
-    memory. The phase is no constant: one binary serves all phases, so that they cannot differ in a bit.
+    memory. The phase is no constant: one binary serves all phases, so that they cannot differ in a bit. `w` and
+    `strides` are the parts of the matrices of all rows, `load` what makes a tile of them (see hotset.formats).
     """
     pair = tl.program_id(0)
     if clocked:
@@ -129,7 +135,7 @@ def up_kernel(
     if not _is_wanted(row, tl.load(pair_late + pair), phase):
         return
     dtype = h.dtype.element_ty
-    matrix = w + row.to(tl.int64) * slot_stride
+    matrix = _parts_at(w, strides, row.to(tl.int64))
     biases = bias + row.to(tl.int64) * bias_stride
     token = x + (pair // top_k) * k
     columns = tl.program_id(1) * block_n + tl.arange(0, block_n)
@@ -137,18 +143,22 @@ def up_kernel(
     if gated and interleaved:
         both = tl.program_id(1) * (2 * block_n) + tl.arange(0, 2 * block_n)
         product = _times(
-            token, matrix, both, both < 2 * n, 2 * n, k, transposed, 2 * block_n, block_k, stages, unroll, lane
-        )
+            token, matrix, both, both < 2 * n, 2 * n, k, load, settings, dtype, 2 * block_n, block_k, stages, unroll,
+            lane,
+        )  # fmt: skip
         product = _biased(product, biases, both, both < 2 * n, has_bias, dtype)
         gate, up = tl.split(tl.reshape(product, (block_n, 2)))
     elif gated:
         gate, up = _times_both(
-            token, matrix, columns, columns + n, inside, 2 * n, k, transposed, block_n, block_k, stages, unroll, lane
-        )
+            token, matrix, columns, columns + n, inside, 2 * n, k, load, settings, dtype, block_n, block_k, stages,
+            unroll, lane,
+        )  # fmt: skip
         gate = _biased(gate, biases, columns, inside, has_bias, dtype)
         up = _biased(up, biases, columns + n, inside, has_bias, dtype)
     else:
-        gate = _times(token, matrix, columns, inside, n, k, transposed, block_n, block_k, stages, unroll, lane)
+        gate = _times(
+            token, matrix, columns, inside, n, k, load, settings, dtype, block_n, block_k, stages, unroll, lane
+        )
         gate = _biased(gate, biases, columns, inside, has_bias, dtype)
         up = gate
     result = activate(gate, up, alpha, limit, dtype)
@@ -157,21 +167,18 @@ def up_kernel(
 
 @triton.jit
 def _pairs_times(
-    h, matrices, pairs, take, columns, inside, n: tl.constexpr, k: tl.constexpr, transposed: tl.constexpr,
-    group: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr, unroll: tl.constexpr,
-    lane: tl.constexpr,
+    h, matrices, pairs, take, columns, inside, n: tl.constexpr, k: tl.constexpr, load: tl.constexpr,
+    settings: tl.constexpr, group: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, stages: tl.constexpr,
+    unroll: tl.constexpr, lane: tl.constexpr,
 ):  # fmt: skip
     """The rows of some pairs times some columns of their matrices, all pairs side by side: [group, block_n]."""
     total = tl.zeros((group, block_n, block_k // lane), tl.float32)
     for start in tl.range(0, k, block_k, num_stages=stages, loop_unroll_factor=unroll):
         depth = start + tl.arange(0, block_k)
         there = depth < k
-        places = _places(columns, depth, n, k, transposed)
         mask = inside[:, None] & there[None, :]
-        tile = tl.load(
-            matrices[:, None, None] + places[None, :, :], mask=take[:, None, None] & mask[None, :, :], other=0.0,
-            eviction_policy="evict_first",
-        )  # fmt: skip
+        wanted = take[:, None, None] & mask[None, :, :]
+        tile = load(matrices, columns[None, :, None], depth[None, None, :], wanted, n, k, settings)
         values = tl.load(
             h + pairs[:, None] * k + depth[None, :], mask=take[:, None] & there[None, :], other=0.0
         ).to(tl.float32)  # fmt: skip
@@ -181,10 +188,10 @@ def _pairs_times(
 
 @triton.jit(do_not_specialize=["phase", "pair_row", "pair_late", "weights"])
 def down_kernel(
-    h, w, bias, weights, raw, out, pair_row, pair_late, phase, stamp, slot_stride, bias_stride,
-    n: tl.constexpr, k: tl.constexpr, top_k: tl.constexpr, transposed: tl.constexpr, has_bias: tl.constexpr,
-    clocked: tl.constexpr,
-    summed: tl.constexpr, group: tl.constexpr, lanes: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    h, w, bias, weights, raw, out, pair_row, pair_late, phase, stamp, strides, bias_stride,
+    n: tl.constexpr, k: tl.constexpr, top_k: tl.constexpr, load: tl.constexpr, settings: tl.constexpr,
+    has_bias: tl.constexpr, clocked: tl.constexpr, summed: tl.constexpr, group: tl.constexpr, lanes: tl.constexpr,
+    block_n: tl.constexpr, block_k: tl.constexpr,
     stages: tl.constexpr, unroll: tl.constexpr, lane: tl.constexpr,
 ):  # fmt: skip
     """out[token] = the weighted sum of what its experts make of h, for one block of columns of one token.
@@ -212,15 +219,15 @@ def down_kernel(
         late = tl.load(pair_late + pairs, mask=real, other=0)
         weight = tl.load(weights + pairs, mask=row >= 0, other=0.0).to(tl.float32)  # here, to arrive with the rest
         take = _is_wanted(row, late, phase)
-        slot = tl.where(take, row, 0).to(tl.int64)
+        at = tl.where(take, row, 0).to(tl.int64)
         result = _pairs_times(
-            h, w + slot * slot_stride, pairs, take, columns, inside, n, k, transposed, group,
+            h, _parts_at(w, strides, at[:, None, None]), pairs, take, columns, inside, n, k, load, settings, group,
             block_n, block_k, stages, unroll, lane,
         )  # fmt: skip
         result = rounded(result, dtype)
         taken = take[:, None] & inside[None, :]
         if has_bias:
-            added = tl.load(bias + (slot * bias_stride)[:, None] + columns[None, :], mask=taken, other=0.0)
+            added = tl.load(bias + (at * bias_stride)[:, None] + columns[None, :], mask=taken, other=0.0)
             result = rounded(result + added.to(tl.float32), dtype)
         places = raw + pairs[:, None] * n + columns[None, :]
         if ((phase == _EARLY) & (waits != 0)) | (phase == _KEEP):

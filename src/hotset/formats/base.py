@@ -1,0 +1,188 @@
+"""What a weight format is: how one matrix of an expert lies in memory, and how products are made of it.
+
+A format file holds one frozen dataclass; its fields are the format's options, and the text of name and options, as in
+"dense:dtype=float32", says everything about the bytes. A matrix has outputs and inputs, whichever way round they lie.
+It is stored in up to four *parts*: packed values, scales, zero points, scales of scales. A part's element type need not
+be the type that is computed in. Parts and bytes need no torch; everything else has it.
+
+A CPU and a GPU may want other layouts of the same bits. The layout is one of the format's options then: `on` says
+which variant a kind of device wants, and `fill` makes the parts of one variant of those of another.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from hotset.checks import shown
+from hotset.errors import FormatError
+from hotset.store.header import StoredTensor
+from hotset.store.layout import ITEM_BYTES
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensor = torch.Tensor
+
+MAX_PARTS = 4
+"""Of one matrix: what the kernels take."""
+COMPUTE_TYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+class FormatPart(NamedTuple):
+    """One tensor of a matrix; its role is empty where it is the only one."""
+
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of this tensor."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class TileLoader(NamedTuple):
+    """How the Triton kernels get numbers out of a format's parts: code that is compiled into them.
+
+    `function(parts, columns, depth, mask, n, k, settings)` is given the pointers to a matrix's parts and returns its
+    values at some outputs (`columns`) and inputs (`depth`), numbers of shapes that broadcast to that of `mask`, as
+    they are in the type computed in, and zero where the mask is not set. `n` outputs and `k` inputs are constants.
+    """
+
+    function: Any
+    settings: tuple[int | float | bool, ...] = ()
+    lane: int = 1  # values next to each other in depth that one load brings to a thread; a power of two
+    by_columns: bool = False  # whether values next to each other in memory belong to different outputs
+
+
+class StoredModule(NamedTuple):
+    """What a checkpoint has of one module: its tensors by the last word of their names, and what its config says."""
+
+    tensors: Mapping[str, StoredTensor]
+    config: Mapping[str, Any]  # the checkpoint's quantization_config
+    dtype: str  # the type that the model computes in
+
+
+class Encoded(NamedTuple):
+    """A matrix of a module, or one of each of its experts, in a format."""
+
+    name: str  # the word by which the model's library knows it
+    shape: tuple[int, ...]  # (outputs, inputs), or (experts, outputs, inputs)
+    format: WeightFormat
+    tensors: tuple[str, ...]  # the words of its parts, in the format's order
+
+
+@dataclass(frozen=True)
+class WeightFormat(ABC):
+    """How a matrix is encoded."""
+
+    name: ClassVar[str]
+    dtype: str = "bfloat16"  # the type that is computed in
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise FormatError(f"{self.name}: dtype is a type of numbers, not {shown(self.dtype)}")
+
+    @property
+    def spec(self) -> str:
+        """The format in words: its name, and the options that are not as usual."""
+        changed = [f for f in fields(self) if f.default is MISSING or getattr(self, f.name) != f.default]
+        options = ",".join(f"{f.name}={_word(getattr(self, f.name))}" for f in changed)
+        return f"{self.name}:{options}" if options else self.name
+
+    @abstractmethod
+    def parts(self, outputs: int, inputs: int) -> tuple[FormatPart, ...]:
+        """The tensors of a matrix; a shape that the format cannot have raises FormatError."""
+
+    def size_bytes(self, outputs: int, inputs: int) -> int:
+        """The bytes of a matrix."""
+        return sum(part.size_bytes for part in self.parts(outputs, inputs))
+
+    def on(self, kind: str) -> WeightFormat:  # noqa: ARG002 - most formats are the same everywhere
+        """The variant of the same bits that a kind of device ("cpu", "cuda") wants."""
+        return self
+
+    @abstractmethod
+    def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
+        """Fill out [outputs, inputs] with the numbers of a matrix, rounded once to its type."""
+
+    def matrix(self, parts: Sequence[Tensor]) -> Tensor:
+        """The numbers of a matrix in the type computed in, of shape (inputs, outputs): a view where they lie so."""
+        import torch
+
+        outputs, inputs = self.shape(parts)
+        out = torch.empty((outputs, inputs), dtype=element_type(self.dtype), device=parts[0].device)
+        self.decode(parts, out)
+        return out.T
+
+    @abstractmethod
+    def shape(self, parts: Sequence[Tensor]) -> tuple[int, int]:
+        """The outputs and inputs of a matrix of these parts."""
+
+    def operand(self, parts: Sequence[Tensor]) -> Any:
+        """What `product` wants of a matrix: made once for every row of memory, so that it may only refer to it."""
+        return parts
+
+    def product(self, x: Tensor, operand: Any, out: Tensor) -> None:
+        """Fill out [tokens, outputs] with x [tokens, inputs] times a matrix: on a CPU, or for many tokens on a GPU."""
+        import torch
+
+        torch.mm(x, self.matrix(operand), out=out)
+
+    def stacked(self, views: Sequence[Tensor]) -> Tensor | None:  # noqa: ARG002 - plain numbers alone can
+        """The matrices of all rows as one tensor (rows, inputs, outputs), where they lie as plain numbers."""
+        return None
+
+    def tile(self) -> TileLoader | None:
+        """The code that loads tiles in Triton kernels; None if there is none, and few tokens go as many do."""
+        return None
+
+    @property
+    def tuned_as(self) -> str:
+        """What the kernels' measured choices are remembered by."""
+        return self.spec
+
+    @classmethod
+    def detect(cls, module: StoredModule) -> Sequence[Encoded]:  # noqa: ARG003 - some are only ever made by hotset
+        """The matrices of a checkpoint's module that are in this format."""
+        return ()
+
+    def fill(self, pieces: Sequence[tuple[WeightFormat, Sequence[Tensor]]], out: Sequence[Tensor]) -> None:
+        """Fill the parts of a matrix from pieces of a checkpoint, each with the format it has there, one below another.
+
+        Where the format is the same and rows of outputs follow each other in every part, nothing need be done but this.
+        """
+        import torch
+
+        for number, target in enumerate(out):
+            torch.cat([parts[number] for _, parts in pieces], out=target)
+
+    def stacks(self, outputs: Sequence[int], inputs: int) -> bool:
+        """Whether matrices of so many outputs below each other are one, byte for byte in every part."""
+        if len(outputs) == 1:
+            return True
+        whole = self.parts(sum(outputs), inputs)
+        pieces = [self.parts(count, inputs) for count in outputs]
+        return all(
+            part.shape[0] == sum(piece[number].shape[0] for piece in pieces)
+            and all(piece[number].shape[1:] == part.shape[1:] for piece in pieces)
+            for number, part in enumerate(whole)
+        )
+
+
+def element_type(name: str) -> torch.dtype:
+    """The torch type of a part's elements."""
+    import torch
+
+    found = getattr(torch, name, None) if name in ITEM_BYTES else None
+    if not isinstance(found, torch.dtype):
+        raise FormatError(f"torch has no numbers of the type {shown(name)}")
+    return found
+
+
+def _word(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)

@@ -1,0 +1,64 @@
+"""A weight format that exists in the tests only: 8-bit values with one scale per output.
+
+Everything that hotset needs to know of it is in this file; `formats.register(Rows8)` is all that a test does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from hotset.errors import FormatError
+from hotset.formats import FormatPart, TileLoader, WeightFormat
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # everything but the kernels works without
+    triton = None
+
+Tensor = torch.Tensor
+
+if triton is not None:
+
+    @triton.jit
+    def load_tile(parts, columns, depth, mask, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr):
+        """Values times their scale, rounded to the type computed in."""
+        codes = tl.load(parts[0] + columns * k + depth, mask=mask, other=0)
+        scales = tl.load(parts[1] + columns + 0 * depth, mask=mask, other=0.0)
+        values = codes.to(tl.float32) * scales
+        return values.to(tl.bfloat16) if settings[0] else values
+
+
+@dataclass(frozen=True)
+class Rows8(WeightFormat):
+    """int8 [outputs, inputs] and float32 [outputs]."""
+
+    name: ClassVar[str] = "rows8"
+    multiple: int = 1  # of inputs
+
+    def parts(self, outputs: int, inputs: int) -> tuple[FormatPart, ...]:
+        if inputs % self.multiple:
+            raise FormatError(f"{inputs} inputs are no multiple of {self.multiple}")
+        return FormatPart("values", (outputs, inputs), "int8"), FormatPart("scales", (outputs,), "float32")
+
+    def shape(self, parts: Sequence[Tensor]) -> tuple[int, int]:
+        outputs, inputs = parts[0].shape
+        return outputs, inputs
+
+    def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
+        values, scales = parts
+        out.copy_(values.float() * scales[..., None])
+
+    def tile(self) -> TileLoader | None:
+        return None if triton is None else TileLoader(load_tile, (self.dtype == "bfloat16",), lane=16)
+
+
+def encoded(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The parts of a matrix (outputs, inputs)."""
+    scales = matrix.float().abs().amax(dim=-1) / 127
+    scales = torch.where(scales == 0, 1.0, scales)
+    return (matrix.float() / scales[..., None]).round().to(torch.int8), scales
