@@ -27,8 +27,8 @@ from hotset.formats.dense import Dense
 from hotset.store import Matrix, Part, SlotLayout
 
 __all__ = [
-    "Encoded", "FormatPart", "StoredModule", "TileLoader", "Weight", "WeightFormat", "element_type", "find", "laid_out", "names",
-    "parse", "register", "weight_of",
+    "Encoded", "FormatPart", "StoredModule", "TileLoader", "Weight", "WeightFormat", "element_type", "find",
+    "laid_out", "names", "parse", "register", "weight_of",
 ]  # fmt: skip
 
 MAX_LETTERS = 200
@@ -49,11 +49,11 @@ def register(format_class: type[WeightFormat]) -> Callable[[], None]:
     if not name.isidentifier() or name in names():
         raise FormatError(f"a weight format cannot be called {shown(name)}: it is no plain word, or taken")
     _registered[name] = format_class
-    return lambda: void(_registered.pop(name, None))
 
+    def undo() -> None:
+        _registered.pop(name, None)
 
-def void(_: object) -> None:
-    """Nothing."""
+    return undo
 
 
 def parse(spec: str) -> WeightFormat:
