@@ -54,6 +54,7 @@ ALLOWED = {
         "errors",
     },
     "runtime": {
+        "formats",
         "engine",
         "transfer",
         "store",

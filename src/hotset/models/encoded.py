@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hotset import formats
 from hotset.errors import ModelError
-from hotset.formats import Encoded, StoredModule, WeightFormat
+from hotset.formats import Encoded, StoredModule, WeightFormat, find
 from hotset.store.header import StoredTensor
 
 REMEDY = "the checkpoint is damaged, or in a variant of the format that hotset does not know"
@@ -34,7 +33,7 @@ def fold(stored: Mapping[str, StoredTensor], config: Any, dtype: str) -> dict[st
     settings = _settings(config)
     folded = dict(stored)
     for module, tensors in modules.items():
-        for found in formats.find(StoredModule(tensors, settings, dtype)):
+        for found in find(StoredModule(tensors, settings, dtype)):
             for word in found.tensors:
                 del folded[f"{module}.{word}" if module else word]
             name = f"{module}.{found.name}" if module else found.name
