@@ -119,6 +119,12 @@ def test_help_of_the_commands_in_readme_works() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
+def test_python_in_code_blocks_compiles(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
+        compile(block, named(page), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_named_scripts_exist(page: Path) -> None:
     """Benchmarks, tests and examples that a page names by their path are there; the log speaks of its day."""
     text = page.read_text(encoding="utf-8") if page.name not in ("log.md", "CHANGELOG.md") else ""
