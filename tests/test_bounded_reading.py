@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hotset.cli.prompt_files import read_prompts
-from hotset.cli.prompts import read_text
 from hotset.errors import HotsetError
+from hotset.generation.prompt_files import read_prompts, read_text
 from hotset.models.load import load
 from hotset.profile import Profile
 from hotset.reading import TooLargeError, lines_of, open_regular, parse_bounded, read_bounded
@@ -30,7 +29,7 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 from hotset.errors import HotsetError
-from hotset.cli.prompt_files import read_prompts
+from hotset.generation.prompt_files import read_prompts
 from hotset.profile import Profile
 from hotset.store.header import read_header
 from hotset.store.index import read_index

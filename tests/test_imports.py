@@ -90,7 +90,17 @@ ALLOWED = {
         "errors",
     },
     "report": {"text", "forecasts", "sim", "cache", "profile", "trace", "shape", "files", "errors"},
-    "generation": {"options"},
+    "generation": {
+        "text",
+        "reading",
+        "reference",
+        "models",
+        "options",
+        "profile",
+        "trace",
+        "shape",
+        "errors",
+    },
     "cli": {
         "generation",
         "options",
@@ -118,7 +128,7 @@ ALLOWED = {
 
 
 # Torch is for those who compute; everything before them runs without it.
-TORCH = {"formats", "engine", "runtime", "models", "reference", "cli"}
+TORCH = {"generation", "formats", "engine", "runtime", "models", "reference", "cli"}
 
 
 def room_of(path: Path) -> str:

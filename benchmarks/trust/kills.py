@@ -24,8 +24,8 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from hotset.cli.checkpoints import AT_LEAST_EVERY_S, part_of  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
+from hotset.generation.checkpoints import AT_LEAST_EVERY_S, part_of  # noqa: E402
 from hotset.profile import Profile  # noqa: E402
 from hotset.trace import Trace  # noqa: E402
 

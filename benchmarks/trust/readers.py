@@ -31,8 +31,8 @@ from trace_samples import make_trace  # noqa: E402
 
 from hotset.cache import Controller, SlotPlan  # noqa: E402
 from hotset.cache.learning import prime  # noqa: E402
-from hotset.cli.prompt_files import read_prompts  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
+from hotset.generation.prompt_files import read_prompts  # noqa: E402
 from hotset.policies import parse  # noqa: E402
 from hotset.profile import Profile  # noqa: E402
 from hotset.sim import Sweep, simulate  # noqa: E402

@@ -90,7 +90,7 @@ def test_pins_in_a_conversation() -> None:
     lines = "Ciao\n/pins\n/pin 20%\n/pins\n/stats\n/stats 3\n/pin 99%\n/unpin\n/pins\n/mark here\n/nonsense\n/help\n"
     done = call("chat", "--memory", "25%", "--max-new-tokens", "8", text=lines)
     said = done.stdout
-    assert said.count("nobody is pinned") == 3
+    assert said.count("no expert is pinned") == 3
     assert "24 experts pinned" in said
     assert "layer 7:" in said
     assert "starve layer 0" in said

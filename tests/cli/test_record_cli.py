@@ -15,10 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hotset import Trace
-from hotset.cli import recording
 from hotset.cli.app import app
-from hotset.cli.prompt_files import read_prompts
 from hotset.errors import HotsetError
+from hotset.generation import TextModel
 
 record = sys.modules["hotset.cli.record"]  # the package holds the command under this name, too
 
@@ -114,20 +113,6 @@ def test_limit_force_and_shipped_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "texts"),
-    [
-        ("p.txt", "uno\n\n due \n", ["uno", " due "]),
-        ("p.json", '["uno", {"prompt": "due"}]', ["uno", "due"]),
-        ("p.json", '{"prompts": ["uno"]}', ["uno"]),
-        ("p.jsonl", '"uno"\n\n{"text": "due"}\n', ["uno", "due"]),
-    ],
-)
-def test_files_of_prompts(tmp_path: Path, name: str, content: str, texts: list[str]) -> None:
-    (tmp_path / name).write_text(content)
-    assert [prompt.text for prompt in read_prompts(tmp_path / name)] == texts
-
-
-@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("p.txt", "\n\n", "holds no prompts"),
@@ -152,7 +137,7 @@ def test_ctrl_c_keeps_what_is_complete(tmp_path: Path, prompts: Path, monkeypatc
     def interrupting_bar(what: str, total: int) -> Iterator[Any]:
         yield lambda: signal.raise_signal(signal.SIGINT)
 
-    def interrupting_room(loaded: Any, tokens: int, wished: int) -> int:
+    def interrupting_room(_: Any, tokens: int, wished: int) -> int:
         if wished > 1 and tokens > 5:  # the second prompt is longer than the first
             signal.raise_signal(signal.SIGINT)
         return wished
@@ -160,7 +145,7 @@ def test_ctrl_c_keeps_what_is_complete(tmp_path: Path, prompts: Path, monkeypatc
     if at == "between prompts":
         monkeypatch.setattr(record, "progress_bar", interrupting_bar)
     else:
-        monkeypatch.setattr(recording, "room_for", interrupting_room)
+        monkeypatch.setattr(TextModel, "max_new_tokens_for", interrupting_room)
     out = tmp_path / "t.safetensors"
     words = ["trace", "record", "--prompts", prompts, "-o", out, "--max-new-tokens", "4", "--no-chat", "--json"]
     done = CliRunner().invoke(app, [str(word) for word in words])
@@ -191,12 +176,3 @@ def test_prefetch_and_staging_are_for_a_recording_to_choose(prompts: Path) -> No
     assert stats["staging"] == 6
     assert stats["prefetch"] is None
     assert "ahead" not in stats["memory"]
-
-
-def test_a_padded_batch_whose_prompt_takes_several_steps_leaves_rows_for_its_tokens_alone() -> None:
-    mask = np.array([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
-    out = np.array([[5, 6, 7, 8, 9, 11, 12, 13], [0, 0, 7, 8, 9, 11, 2, 0]])
-    whole = recording._real_rows([10, 2, 2], mask, out, {2})
-    chunks = recording._real_rows([6, 4, 2, 2], mask, out, {2})
-    assert whole.tolist() == [True] * 5 + [False] * 2 + [True] * 3 + [True, True] + [True, False]
-    assert chunks.tolist() == [True] * 3 + [False] * 2 + [True] + [True] * 4 + [True, True] + [True, False]

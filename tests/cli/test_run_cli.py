@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from hotset import Trace, reference
 from hotset.cli.app import app
-from hotset.cli.streaming import TokenStream
 from hotset.cli.summary import summary_line
 from hotset.errors import HotsetError
 from hotset.options import RunOptions
@@ -118,21 +117,6 @@ def test_a_trace_holds_every_token_that_was_put_in(tmp_path: Path, memory: str) 
     assert trace.meta["model"] == "reference"
     with pytest.raises(HotsetError, match="exists"):
         call("run", "-p", PROMPT, "--trace", out)
-
-
-@pytest.mark.parametrize("name", ["ja", "ru", "latex", "it"])
-def test_a_stream_says_what_the_whole_says(tokenizer: Any, name: str) -> None:
-    for prompt in reference.workload(name).prompts[:5]:
-        ids = tokenizer(prompt.text + " 🦙🇮🇹")["input_ids"]
-        pieces: list[str] = []
-        stream = TokenStream(tokenizer, pieces.append)
-        stream.put(torch.tensor([[0]]))
-        for token in ids:
-            stream.put(torch.tensor([token]))
-        stream.end()
-        assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
-        assert not any("\ufffd" in piece for piece in pieces)
-        assert len(pieces) > len(ids) // 3
 
 
 def damaged(folder: Path, name: str, content: str) -> Path:

@@ -18,8 +18,8 @@ pytest.importorskip("transformers")
 
 from hotset import Trace
 from hotset.cli import interrupts
-from hotset.cli.checkpoints import Checkpoints, part_of
 from hotset.errors import HotsetError
+from hotset.generation.checkpoints import Checkpoints, part_of
 from hotset.profile import Profile
 from hotset.profile.folder import check_writable
 from hotset.trace.synth import SynthConfig, synthesise
@@ -167,7 +167,7 @@ def test_blocks_for_signals_do_nothing_in_other_threads() -> None:
     entered = []
 
     def work() -> None:
-        with interrupts.terminable(), interrupts.saving(), interrupts.Leaving():
+        with interrupts.terminable(), interrupts.saving(), interrupts.InterruptGuard():
             entered.append(True)
 
     thread = threading.Thread(target=work)

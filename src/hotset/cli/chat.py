@@ -10,21 +10,19 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from hotset.cli import run_options as opt
-from hotset.cli.interrupts import exit_code, is_terminated
+from hotset.cli.interrupts import exit_code, is_terminated, stop_on_signals
 from hotset.cli.live import with_options
 from hotset.cli.output import JsonFlag, aside, emit, finish_text, show
-from hotset.cli.prompts import MAX_TEXT_BYTES, decode
 from hotset.errors import HotsetError
 from hotset.generation.sampling import Sampling
 from hotset.options import RunOptions
 
 if TYPE_CHECKING:
-    from hotset.cli.conversation import Conversation
-    from hotset.cli.generate import Answer
+    from hotset.generation import Answer, Conversation
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.+))?")
 _HELP = """/stats: what it cost   /stats LAYER or all: what is hot   /reset: forget all turns   /exit or Ctrl-D: leave
-/pins: who is pinned   /pin 20%: pin the hottest   /unpin: let them go   /plot FILE: draw it   /mark NAME: name a moment
+/pins: what is pinned   /pin 20%: pin the hottest   /unpin: unpin all   /plot FILE: draw it   /mark NAME: name a moment
 Ctrl-C stops an answer"""
 
 
@@ -39,23 +37,23 @@ def chat(
 
     Example: hotset chat ./Qwen3-30B-A3B --memory 25% --learn italian-chat
     """
-    from hotset.cli.conversation import Conversation
     from hotset.cli.loading import loaded_model
+    from hotset.generation import Conversation
 
-    with loaded_model(options) as loaded:
-        talk = Talk(Conversation(loaded, sampling, use_template), as_json)
+    with loaded_model(options) as text_model:
+        session = ChatSession(Conversation(text_model, sampling, use_template), as_json)
         try:
             for line in _lines():
-                if not talk.take(line.strip()):
+                if not session.take(line.strip()):
                     break
         except HotsetError:
-            talk.end()  # the turns before are not lost
+            session.end()  # the turns before are not lost
             raise
-        talk.end()
+        session.end()
 
 
-class Talk:
-    """One sitting: takes line after line, and keeps what came of them."""
+class ChatSession:
+    """Takes line after line, and keeps what came of them."""
 
     def __init__(self, conversation: Conversation, as_json: bool) -> None:
         self.conversation, self.as_json = conversation, as_json
@@ -64,20 +62,22 @@ class Talk:
         self.answers: list[Answer] = []
 
     def take(self, line: str) -> bool:
-        """Answer a turn or obey a command; false to leave."""
+        """Answer a turn or run a command; false to leave."""
         if line in ("/exit", "/quit"):
             return False
         if command := _COMMAND.fullmatch(line):
-            self._obey(command[1], command[2] or "")
+            self._run_command(command[1], command[2] or "")
         elif line:
             self._answer(line)
         return not self._stopped()
 
     def _stopped(self) -> bool:
-        """Whether the sitting is over: SIGTERM ends it, and Ctrl-C at a pipe, where nobody sits to go on."""
-        return is_terminated() or bool(self.piped and self.answers and self.answers[-1].finish == "interrupt")
+        """Whether the session is over: SIGTERM ends it, and Ctrl-C at a pipe, which has no one to go on."""
+        from hotset.generation import Finish
 
-    def _obey(self, command: str, word: str) -> None:
+        return is_terminated() or bool(self.piped and self.answers and self.answers[-1].finish is Finish.INTERRUPT)
+
+    def _run_command(self, command: str, word: str) -> None:
         from hotset.cli.chat_commands import COMMANDS
 
         if command == "reset":
@@ -94,7 +94,8 @@ class Talk:
         from hotset.cli.summary import answer_document
 
         try:
-            answer = self.conversation.say(line, (lambda _: None) if self.as_json else show)
+            with stop_on_signals() as stop:
+                answer = self.conversation.send(line, (lambda _: None) if self.as_json else show, stop=stop)
         except HotsetError as error:
             if self.piped:
                 raise
@@ -107,21 +108,21 @@ class Talk:
         self.turns.append(reused | answer_document(answer))
 
     def summary(self) -> str:
-        """What the sitting cost so far, in a line."""
+        """What the session cost so far, in a line."""
         from hotset.cli.summary import summary_line
 
         new, decode_s = sum(len(a.new_ids) for a in self.answers), sum(a.decode_s for a in self.answers)
         timed = sum(max(len(a.new_ids) - 1, 0) for a in self.answers)
-        return summary_line(new, timed / decode_s if decode_s else None, self.conversation.loaded.stats())
+        return summary_line(new, timed / decode_s if decode_s else None, self.conversation.text_model.stats())
 
     def end(self) -> None:
-        """Say what the sitting cost."""
+        """Say what the session cost."""
         from typer import Exit
 
         from hotset.cli.summary import cost_document
 
         if self.as_json:
-            emit({"turns": self.turns} | cost_document(self.conversation.loaded), True)
+            emit({"turns": self.turns} | cost_document(self.conversation.text_model), True)
         elif self.answers:
             aside(self.summary())
         if self._stopped():
@@ -148,6 +149,8 @@ def _lines() -> Iterator[str]:
 
 def _piped() -> Iterator[str]:
     """The lines of a pipe: as bytes, since one that is no text is named by its number."""
+    from hotset.generation.prompt_files import MAX_TEXT_BYTES, decode
+
     for number in count(1):
         data = sys.stdin.buffer.readline(MAX_TEXT_BYTES)
         if not data:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from hotset.cli.interrupts import exit_code
+from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.output import aside, emit, finish_text, progress_bar, show
 
 if TYPE_CHECKING:
-    from hotset.cli.loading import Loaded
+    from hotset.generation import TextModel
     from hotset.sim import Result
     from hotset.trace import Trace
 
@@ -26,31 +26,30 @@ def demo() -> None:
     from hotset.cli.loading import loaded_model
     from hotset.options import RunOptions
 
-    with loaded_model(RunOptions(memory=MEMORY)) as loaded:
+    with loaded_model(RunOptions(memory=MEMORY)) as text_model:
         aside(f"The reference model with {MEMORY} of its experts in memory:")
-        trace = _run(loaded)
+        trace = _run(text_model)
     aside("\nThe same routing, replayed under other policies:\n")
     result = _replay(trace)
     _show(result)
 
 
-def _run(loaded: Loaded) -> Trace:
+def _run(text_model: TextModel) -> Trace:
     """Answer the prompts, live, and return what was routed."""
-    from hotset.cli.generate import generate
-    from hotset.cli.prompts import encode_plain
     from hotset.cli.summary import summary_line
-    from hotset.generation.sampling import Sampling
+    from hotset.generation import Finish, Sampling, encode_plain, generate
 
-    with loaded.trace() as recorder:
+    sampling = Sampling(max_new_tokens=NEW_TOKENS)
+    with stop_on_signals() as stop, text_model.trace() as recorder:
         for name, prompt in PROMPTS.items():
             aside(f"\n--- {name}")
             show(prompt)
-            loaded.model.hotset.reset_stats()
-            answer = generate(loaded, encode_plain(loaded, prompt), Sampling(max_new_tokens=NEW_TOKENS), show)
+            text_model.handle.reset_stats()
+            answer = generate(text_model, encode_plain(text_model, prompt), sampling, show, stop=stop)
             finish_text(answer.text)
-            if answer.finish == "interrupt":
+            if answer.finish is Finish.INTERRUPT:
                 sys.exit(exit_code())
-            aside(summary_line(len(answer.new_ids), answer.tokens_per_s, loaded.stats()))
+            aside(summary_line(len(answer.new_ids), answer.tokens_per_s, text_model.stats()))
     found: Trace = recorder.finish(tuple({"prompt": name} for name in PROMPTS))
     return found
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import typer
 
-from hotset.cli.faults import DEBUG, debugging, show_traceback
+from hotset.cli.faults import debugging, show_traceback
 from hotset.cli.interrupts import INTERRUPTED, exit_code
 from hotset.cli.streams import standard_streams
 from hotset.errors import HotsetError
+from hotset.generation.errors import DEBUG
 from hotset.text import one_line, printable
 
 WRONG_INPUT, OWN_FAULT = 2, 1

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: they end an answer between two tokens, or a prompt between two layers, and what is kept is kept.
+"""Ctrl-C and SIGTERM: they ask generation to stop, and hold until what is being saved is saved.
 
-Never in the middle of a layer, so that an answer ends where a pass ends; the engine would mend that, too. SIGTERM is
-what service managers, containers and schedulers send before they kill: it ends a command as Ctrl-C does, and for good.
+SIGTERM is what service managers, containers and schedulers send before they kill: it ends a command as Ctrl-C does, and
+for good.
 """
 
 from __future__ import annotations
@@ -12,16 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hotset.errors import StopAsked
+from hotset.generation.stopping import Stop
 
 INTERRUPTED, TERMINATED = 130, 143
 """What shells report of programs that SIGINT and SIGTERM have ended."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _seen: set[int] = set()  # the signals that have come, of this process
-
-
-class Stopped(StopAsked):
-    """Somebody asked to stop before the first token was there."""
 
 
 def exit_code() -> int:
@@ -78,52 +74,29 @@ def _handled_by(handler: Callable[[int, Any], None], numbers: tuple[int, ...] = 
             signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
-class Interrupt:
+@contextmanager
+def stop_on_signals() -> Iterator[Stop]:
     """Within the block Ctrl-C and SIGTERM ask to stop; the second one leaves at once."""
+    stop = Stop()
 
-    def __init__(self, model: Any) -> None:
-        self.asked = False
-        self.begun = False  # whether there is an answer to keep
-        self._model = model
-        self._hooks: list[Any] = []
-        self._handled: Any = None
-
-    def __enter__(self) -> Interrupt:
-        self._handled = _handled_by(self._ask)
-        self._handled.__enter__()
-        self._hooks = [layer.register_forward_pre_hook(self._between_layers) for layer in _layers(self._model)]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handled.__exit__(None, None, None)
-        for hook in self._hooks:
-            hook.remove()
-
-    def criterion(self, ids: Any, scores: Any) -> Any:  # noqa: ARG002 - as transformers calls it
-        """Whether each sequence ends here, as a stopping criterion of transformers."""
-        import torch
-
-        return torch.full((ids.shape[0],), self.asked, dtype=torch.bool, device=ids.device)
-
-    def _ask(self, number: int, _: Any) -> None:
+    def ask(number: int, _: Any) -> None:
         _seen.add(number)
-        if self.asked:
+        if stop.asked:
             raise KeyboardInterrupt
-        self.asked = True
+        stop.ask()
 
-    def _between_layers(self, *_: Any) -> None:
-        if self.asked and not self.begun:
-            raise Stopped
+    with _handled_by(ask):
+        yield stop
 
 
-class Leaving:
+class InterruptGuard:
     """Within the block Ctrl-C and SIGTERM leave, at the next check at the latest: imports of libraries swallow them."""
 
     def __init__(self) -> None:
         self._asked = False
         self._handled: Any = None
 
-    def __enter__(self) -> Leaving:
+    def __enter__(self) -> InterruptGuard:
         self._handled = _handled_by(self._ask)
         self._handled.__enter__()
         return self
@@ -140,12 +113,3 @@ class Leaving:
         _seen.add(number)
         self._asked = True
         raise KeyboardInterrupt
-
-
-def _layers(model: Any) -> list[Any]:
-    """The decoder layers, found as the lists that have as many modules as the config says."""
-    import torch
-
-    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
-    return [layer for each in lists for layer in each]

@@ -57,15 +57,16 @@ def pack(
 
 
 def _pack(model: str, out: Path, dtype: str, trust_remote_code: bool, as_json: bool) -> None:
-    from hotset.cli.faults import LOADING, translate_errors
-    from hotset.cli.loading import locate, quieten
+    from hotset.cli.loading import silence_libraries
+    from hotset.generation.errors import LOADING, translate_errors
+    from hotset.generation.text_model import locate
     from hotset.shape import format_size
 
     place = locate(model)
     try:
         from hotset.models.packing import pack as write
 
-        quieten()
+        silence_libraries()
     except ModuleNotFoundError as error:
         raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
     with _bytes_bar("packing") as progress, translate_errors(place, "pack the model", LOADING):

@@ -176,12 +176,12 @@ def make(
 
 def _fingerprint(trace: Trace, named: Path, model: Path | None, trust_remote_code: bool) -> Fingerprint:
     """Which model the trace is of: as the person says, as the trace says, or as it ships with hotset."""
-    from hotset.cli.traces import PREFIX
+    from hotset.generation.prompt_files import SHIPPED
     from hotset.profile import Fingerprint
     from hotset.profile.format import MAX_TEXT
     from hotset.text import printable
 
-    if model is None and str(named).startswith(PREFIX):
+    if model is None and str(named).startswith(SHIPPED):
         from hotset.reference import path
 
         model = path()
@@ -192,12 +192,13 @@ def _fingerprint(trace: Trace, named: Path, model: Path | None, trust_remote_cod
 
 
 def _fingerprint_of(model: str, trust_remote_code: bool) -> Fingerprint:
-    from hotset.cli.faults import LOADING, translate_errors
-    from hotset.cli.loading import locate, quieten
+    from hotset.cli.loading import silence_libraries
+    from hotset.generation.errors import LOADING, translate_errors
+    from hotset.generation.text_model import locate
     from hotset.models.fingerprint import fingerprint_of_folder
 
     place = locate(model)
-    quieten()
+    silence_libraries()
     with translate_errors(place, "load the model", LOADING):
         return fingerprint_of_folder(place, trust_remote_code=trust_remote_code)
 

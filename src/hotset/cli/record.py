@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
-from hotset.cli.interrupts import exit_code
+from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.live import with_options
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
 from hotset.cli.run import check_out
+from hotset.errors import HotsetError
 from hotset.generation.sampling import Sampling
 from hotset.options import RunOptions
 
 if TYPE_CHECKING:
-    from hotset.cli.recording import Recording
+    from hotset.generation import TextModel
     from hotset.trace import Trace
 
 Prompts = Annotated[
@@ -50,39 +51,58 @@ def record(
 
     Example: hotset trace record ./Qwen3-30B-A3B --prompts chat.jsonl -o chat.safetensors
     """
-    from hotset.cli.checkpoints import Checkpoints, check_part
-    from hotset.cli.interrupts import Interrupt
     from hotset.cli.loading import loaded_model
-    from hotset.cli.prompt_files import read_prompts
-    from hotset.cli.recording import Recording
+    from hotset.cli.prompt_input import read_labelled
+    from hotset.generation import record_prompts
+    from hotset.generation.checkpoints import Checkpoints
 
     check_out(out, options.force)
-    check_part(out, options.force)
+    _check_part(out, options.force)
     lookahead = opt.lookahead_of(record_lookahead, guesses)
-    found = read_prompts(prompts, limit)
-    with loaded_model(options) as loaded:
+    found = read_labelled(prompts, limit)
+    with loaded_model(options) as text_model:
         checkpoints = Checkpoints(out)
-        recording = Recording(loaded, sampling, lookahead, checkpoints)
-        queue = recording.encode(found, chat)
-        with Interrupt(loaded.model) as interrupt:  # until the trace is written
+        with stop_on_signals() as stop:  # until the trace is written
             with progress_bar("recording", len(found)) as advance:
-                recording.run(queue, batch, interrupt, advance)
-            trace = recording.trace() if recording.labels else None
+                trace = record_prompts(
+                    text_model,
+                    found,
+                    sampling,
+                    batch=batch,
+                    lookahead=lookahead,
+                    use_template=chat,
+                    stop=stop,
+                    checkpoints=checkpoints,
+                    on_prompt=advance,
+                )
             if trace is not None:
                 trace.save(out)
             checkpoints.end()
-        _finish(recording, trace, len(found), out, as_json)
+        _finish(text_model, trace, stop.asked, len(found), out, as_json)
 
 
-def _finish(recording: Recording, trace: Trace | None, asked: int, out: Path, as_json: bool) -> None:
+def _check_part(out: Path, force: bool) -> None:
+    """Refuse to write over what a recording had when it was killed."""
+    from hotset.generation.checkpoints import part_of
+
+    part = part_of(out)
+    if part.exists() and not force:
+        raise HotsetError(
+            f"{part} is a trace of all that an earlier recording had when it was killed, or of one that still runs: "
+            "rename it to keep it, or pass --force to write over it"
+        )
+
+
+def _finish(
+    text_model: TextModel, trace: Trace | None, interrupted: bool, asked: int, out: Path, as_json: bool
+) -> None:
     """Say what was written."""
     from hotset.report.words import plural
 
-    done = len(recording.labels)
     if trace is None:
         note("stopped before the first token: nothing was written")
         raise typer.Exit(exit_code())
-    document = _document(recording, trace, out)
+    document = _document(text_model, trace, interrupted, out)
     hits = document["hit_rate"]
     emit(
         document,
@@ -90,12 +110,12 @@ def _finish(recording: Recording, trace: Trace | None, asked: int, out: Path, as
         f"{out}: {plural(trace.tokens, 'token')} of {plural(trace.requests, 'request')}, {trace.shape.layers} layers x "
         f"{trace.shape.experts} experts, top {trace.shape.top_k}; hit rate while recording {100 * hits:.1f} %",
     )
-    if recording.interrupted:
-        note(f"stopped: {done:,} of {asked:,} prompts are in the trace; the last answer may be cut short")
+    if interrupted:
+        note(f"stopped: {trace.requests:,} of {asked:,} prompts are in the trace; the last answer may be cut short")
         raise typer.Exit(exit_code())
 
 
-def _document(recording: Recording, trace: Any, out: Path) -> dict[str, Any]:
+def _document(text_model: TextModel, trace: Trace, interrupted: bool, out: Path) -> dict[str, Any]:
     from hotset.cli.summary import cost_document
     from hotset.trace import Phase
 
@@ -107,5 +127,5 @@ def _document(recording: Recording, trace: Any, out: Path) -> dict[str, Any]:
         "steps": trace.steps,
         "prefill_tokens": trace.count(Phase.PREFILL),
         "decode_tokens": trace.count(Phase.DECODE),
-        "complete": not recording.interrupted,
-    } | cost_document(recording.loaded)
+        "complete": not interrupted,
+    } | cost_document(text_model)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotset.cli import run_options as opt
-from hotset.cli.interrupts import Interrupt, exit_code
+from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.live import with_options
 from hotset.cli.output import JsonFlag, aside, emit, finish_text, note, show
 from hotset.errors import HotsetError
@@ -17,9 +17,8 @@ from hotset.generation.sampling import Sampling
 from hotset.options import RunOptions
 
 if TYPE_CHECKING:
-    from hotset.cli.generate import Answer
-    from hotset.cli.loading import Loaded
-    from hotset.cli.streaming import Write
+    from hotset.generation import Answer, TextModel
+    from hotset.generation.streaming import OnText
 
 
 @with_options
@@ -41,8 +40,9 @@ def run(
     Example: hotset run ./Qwen3-30B-A3B --memory 25% -p "Perché il cielo è blu?" --learn italian-chat
     """
     from hotset.cli.loading import loaded_model
-    from hotset.cli.prompts import encode_prompt, read_prompt
+    from hotset.cli.prompt_input import read_prompt
     from hotset.cli.summary import experts_document, experts_views, run_document, summary_line
+    from hotset.generation import Finish, encode_prompt
 
     text = read_prompt(prompt, file)
     check_out(trace, options.force)
@@ -50,32 +50,34 @@ def run(
     if lookahead and trace is None:
         raise HotsetError("--record-lookahead is kept in a trace: pass --trace OUT, too")
     check_figure(plot)
-    with loaded_model(options) as loaded:
+    with loaded_model(options) as text_model:
         if stats or plot is not None:
-            loaded.model.hotset.observe()
-        ids = encode_prompt(loaded, text, chat)
-        answer = _answer(loaded, ids, sampling, (lambda _: None) if as_json else show, trace, lookahead)
+            text_model.handle.observe()
+        ids = encode_prompt(text_model, text, chat)
+        answer = _answer(text_model, ids, sampling, (lambda _: None) if as_json else show, trace, lookahead)
         if plot is not None:
-            loaded.model.hotset.plot(plot, title=options.name)
+            text_model.handle.plot(plot, title=options.name)
         if as_json:
-            emit(run_document(loaded, answer) | (experts_document(loaded) if stats else {}), True)
+            emit(run_document(text_model, answer) | (experts_document(text_model) if stats else {}), True)
         else:
             finish_text(answer.text)
-            aside(summary_line(len(answer.new_ids), answer.tokens_per_s, loaded.stats()))
-            aside(*(experts_views(loaded) if stats else ()))
-    if answer.finish == "interrupt":
+            aside(summary_line(len(answer.new_ids), answer.tokens_per_s, text_model.stats()))
+            aside(*(experts_views(text_model) if stats else ()))
+    if answer.finish is Finish.INTERRUPT:
         raise typer.Exit(exit_code())
 
 
-def _answer(loaded: Loaded, ids: Any, sampling: Sampling, write: Write, trace: Path | None, guesses: int) -> Answer:
+def _answer(
+    text_model: TextModel, ids: Any, sampling: Sampling, on_text: OnText, trace: Path | None, lookahead: int
+) -> Answer:
     """Let the model answer, and keep what it routed if that was asked for."""
-    from hotset.cli.generate import generate
+    from hotset.generation import generate
 
-    if trace is None:
-        return generate(loaded, ids, sampling, write)
-    with Interrupt(loaded.model) as interrupt:  # until the trace is written
-        with loaded.trace(guesses) as recorder:
-            answer = generate(loaded, ids, sampling, write, interrupt=interrupt)
+    with stop_on_signals() as stop:
+        if trace is None:
+            return generate(text_model, ids, sampling, on_text, stop=stop)
+        with text_model.trace(lookahead) as recorder:
+            answer = generate(text_model, ids, sampling, on_text, stop=stop)
         if answer.new_ids:
             recorder.save(trace)
         else:  # some layers of the prompt are no trace

@@ -6,14 +6,13 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from hotset.cli.generate import Answer
-from hotset.cli.loading import Loaded
+from hotset.generation import Answer, TextModel
 from hotset.shape import format_size
 
 
-def run_document(loaded: Loaded, answer: Answer) -> dict[str, Any]:
+def run_document(text_model: TextModel, answer: Answer) -> dict[str, Any]:
     """All there is to say of one answer."""
-    return answer_document(answer) | cost_document(loaded)
+    return answer_document(answer) | cost_document(text_model)
 
 
 def answer_document(answer: Answer) -> dict[str, Any]:
@@ -23,21 +22,21 @@ def answer_document(answer: Answer) -> dict[str, Any]:
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": len(answer.new_ids),
         "new_token_ids": answer.new_ids,
-        "finish": answer.finish,
+        "finish": answer.finish.value,
         "tokens_per_s": answer.tokens_per_s,
         "prefill_s": answer.prefill_s,
     }
 
 
-def cost_document(loaded: Loaded) -> dict[str, Any]:
+def cost_document(text_model: TextModel) -> dict[str, Any]:
     """What the cache did, over prompts and answers together, and for the answers alone."""
-    stats = loaded.stats()
+    stats = text_model.stats()
     return {
-        "model": loaded.options.name,
+        "model": text_model.options.name,
         "engine": stats["engine"],
         "driven_by": stats.get("driven_by"),
-        "policy": loaded.options.policy,
-        "memory": loaded.options.memory,
+        "policy": text_model.options.policy,
+        "memory": text_model.options.memory,
         "resident_bytes": stats["resident_bytes"],
         "hit_rate": stats["hit_rate"],
         "decode_hit_rate": decode_hit_rate(stats),
@@ -71,23 +70,23 @@ def _foreseen(stats: dict[str, Any]) -> str:
     return f" and {100 * came / asked:.1f} % fetched in time" if came and asked else ""
 
 
-def experts_document(loaded: Loaded) -> dict[str, Any]:
+def experts_document(text_model: TextModel) -> dict[str, Any]:
     """How every layer's experts were used, for scripts."""
     from hotset.report.usage import layer_figures, totals
 
-    statistics = loaded.model.hotset.statistics()
+    statistics = text_model.handle.statistics()
     layers = layer_figures(statistics, range(statistics.shape.layers), statistics.shape.experts)
-    requests = [request.as_dict() for request in loaded.model.hotset.requests()]
+    requests = [request.as_dict() for request in text_model.handle.requests()]
     return {"experts": totals(statistics) | {"layers": layers}, "requests": requests}
 
 
-def experts_views(loaded: Loaded) -> list[RenderableType]:
+def experts_views(text_model: TextModel) -> list[RenderableType]:
     """How every layer's experts were used, what the policy gained, and who is pinned, for people."""
     from hotset.report.usage import layer_table, phase_table
 
-    handle = loaded.model.hotset
+    handle = text_model.handle
     statistics = handle.statistics()
-    return [phase_table(statistics), layer_table(statistics, 3), *learning_lines(loaded.stats())]
+    return [phase_table(statistics), layer_table(statistics, 3), *learning_lines(text_model.stats())]
 
 
 def learning_lines(stats: dict[str, Any]) -> list[str]:

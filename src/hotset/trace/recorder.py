@@ -122,6 +122,18 @@ class Recorder:
         self._dropped.update(self._open)
         self._open.clear()
 
+    def mark(self) -> int:
+        """This moment, for `rows_since` and `forget_since`."""
+        return len(self.blocks)
+
+    def rows_since(self, mark: int) -> list[int]:
+        """The rows of each block that was completed since a moment."""
+        return [len(block.experts) for block in self.blocks[mark:]]
+
+    def forget_since(self, mark: int) -> None:
+        """Forget the blocks that were completed since a moment."""
+        del self.blocks[mark:]
+
     @property
     def tokens(self) -> int:
         """The tokens recorded so far."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Write = Callable[[str], None]
+OnText = Callable[[str], object]
 
 _CUT = "\ufffd"
 """What a decoder writes for bytes that do not make a letter yet."""
@@ -15,10 +15,10 @@ _CUT = "\ufffd"
 class TokenStream:
     """Takes tokens from `generate`, writes their text, and keeps the time of each."""
 
-    def __init__(self, tokenizer: Any, write: Write, first: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, tokenizer: Any, on_text: OnText, first: Callable[[], None] = lambda: None) -> None:
         self.ids: list[int] = []
         self.times_s: list[float] = []
-        self._tokenizer, self._write, self._first = tokenizer, write, first
+        self._tokenizer, self._on_text, self._first = tokenizer, on_text, first
         self._prompt_seen = False
         self._from = self._shown = 0  # the text of a token depends on the one before: decode from a little earlier
 
@@ -41,7 +41,7 @@ class TokenStream:
         before, now = self._text(self._shown), self._text(len(self.ids))
         if len(now) <= len(before) or (now.endswith(_CUT) and not final):
             return
-        self._write(now[len(before) :])
+        self._on_text(now[len(before) :])
         self._from, self._shown = self._shown, len(self.ids)
 
     def _text(self, last: int) -> str:

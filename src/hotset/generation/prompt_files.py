@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
-from hotset.cli.prompts import read_text
-from hotset.cli.traces import PREFIX
 from hotset.errors import HotsetError
-from hotset.reading import parse_bounded
+from hotset.reading import open_regular, parse_bounded
+from hotset.shape import format_size
 
+MAX_TEXT_BYTES = 256 * 1024**2
 MAX_VALUES = 1 << 22
+SHIPPED = "reference:"
+"""What names of workloads that ship with hotset begin with."""
+_GIVEN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # pipes that the shell opened, as for --file <(command)
 _TEXT_KEYS = ("prompt", "text")
 
 
@@ -22,18 +25,47 @@ class LabelledPrompt(NamedTuple):
     labels: dict[str, str]
 
 
-def read_prompts(file: Path, limit: int | None = None) -> list[LabelledPrompt]:
-    """The prompts of a file in their order, at most so many."""
-    prompts = _read(file)[:limit]
+def read_prompts(file: str | Path, limit: int | None = None) -> list[LabelledPrompt]:
+    """The prompts of a file in their order, at most so many; `reference:it` is a workload that ships with hotset."""
+    if str(file).startswith(SHIPPED):
+        return _shipped(str(file).removeprefix(SHIPPED))[:limit]
+    return parse_prompts(read_text(Path(file)), file, limit)
+
+
+def parse_prompts(text: str, file: str | Path, limit: int | None = None) -> list[LabelledPrompt]:
+    """The prompts of a text that was read from a file of this name."""
+    prompts = _parsed(text, Path(file))[:limit]
     if not prompts:
         raise HotsetError(f"{file} holds no prompts: write one per line, or a JSON list")
     return prompts
 
 
-def _read(file: Path) -> list[LabelledPrompt]:
-    if str(file).startswith(PREFIX):
-        return _shipped(str(file).removeprefix(PREFIX))
-    text = read_text(file)
+def read_text(path: Path) -> str:
+    """The text of a file."""
+    try:
+        with path.open("rb") if str(path).startswith(_GIVEN) else open_regular(path) as file:
+            return bounded_text(file, str(path))
+    except OSError as error:
+        raise HotsetError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def bounded_text(file: IO[bytes], name: str) -> str:
+    """All of an open file as text, unless it is larger than any prompts are."""
+    data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise HotsetError(f"{name} holds more than {format_size(MAX_TEXT_BYTES)}: that is no file of prompts; cut it")
+    return decode(data, name)
+
+
+def decode(data: bytes, name: str) -> str:
+    """The text of some bytes; those that are none are named."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise HotsetError(f"{name} is not UTF-8 text (byte {error.start:,}): convert it first") from None
+
+
+def _parsed(text: str, file: Path) -> list[LabelledPrompt]:
     if file.suffix == ".json":
         return [_prompt(file, entry, number) for number, entry in enumerate(_entries(file, _parse(file, text, 1)), 1)]
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]

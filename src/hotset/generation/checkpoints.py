@@ -6,27 +6,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hotset.errors import HotsetError
 from hotset.trace import Trace
 
 EVERY_S = 2.0
 AT_LEAST_EVERY_S = 60.0
-_MOST_SHARE = 0.05  # of the time that may go into writing, as long as the last minute is safe
+_MAX_SHARE = 0.05  # of the time that may go into writing, as long as the last minute is safe
 
 
 def part_of(out: Path) -> Path:
     """Where a recording is kept while it goes on: a trace like any other, next to where it will be."""
     return out.with_name(f"{out.stem}.part{out.suffix}")
-
-
-def check_part(out: Path, force: bool) -> None:
-    """Refuse to write over what a recording had when it was killed."""
-    part = part_of(out)
-    if part.exists() and not force:
-        raise HotsetError(
-            f"{part} is a trace of all that an earlier recording had when it was killed, or of one that still runs: "
-            "rename it to keep it, or pass --force to write over it"
-        )
 
 
 class Checkpoints:
@@ -45,7 +34,7 @@ class Checkpoints:
         make().save(self.path)
         self._last_s = time.monotonic()
         took_s = self._last_s - began
-        self._wait_s = min(max(self._every_s, took_s / _MOST_SHARE), AT_LEAST_EVERY_S - took_s)
+        self._wait_s = min(max(self._every_s, took_s / _MAX_SHARE), AT_LEAST_EVERY_S - took_s)
 
     def end(self) -> None:
         """Remove the part file: the whole is in its place."""

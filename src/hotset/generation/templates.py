@@ -12,8 +12,8 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
-from hotset.cli.template_worker import CPU_S, MAX_LETTERS
 from hotset.errors import HotsetError, ModelError
+from hotset.generation.template_worker import CPU_S, MAX_LETTERS
 from hotset.text import printable
 
 Messages = list[dict[str, str]]
@@ -97,7 +97,7 @@ def _spawn(cpu_s: int) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
         return subprocess.Popen(  # noqa: S603 - this interpreter and our own module
-            [sys.executable, "-P", "-m", "hotset.cli.template_worker", str(cpu_s)],
+            [sys.executable, "-P", "-m", "hotset.generation.template_worker", str(cpu_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from hotset import reference
-from hotset.cli.templates import TemplateWorker
 from hotset.errors import ModelError
+from hotset.generation.templates import TemplateWorker
 
 pytestmark = pytest.mark.filterwarnings("default")
 

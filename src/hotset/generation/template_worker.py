@@ -1,6 +1,7 @@
 """Renders chat templates in a process of its own: they are programs from a model's folder, and may ask for anything.
 
-`python -m hotset.cli.template_worker [CPU_S]` answers every JSON document, a line of stdin each, with one on stdout.
+`python -m hotset.generation.template_worker [CPU_S]` answers every line of stdin, a JSON document, with one on
+stdout.
 """
 
 from __future__ import annotations

@@ -1,0 +1,153 @@
+"""A model that runs through hotset, with its tokenizer; whatever is wrong with either is one line with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotset.errors import HotsetError, ModelError
+from hotset.generation.errors import LOADING, translate_errors
+from hotset.generation.templates import worker
+from hotset.options import RunOptions
+from hotset.reading import odd_file
+
+if TYPE_CHECKING:
+    from hotset.models.handle import Handle
+    from hotset.models.recording import Recording
+    from hotset.profile import Profile
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A model and its tokenizer; a `with` block closes it."""
+
+    model: Any
+    tokenizer: Any
+    options: RunOptions
+    place: str = "."  # the folder or the hub id
+
+    @classmethod
+    def load(cls, options: RunOptions, check: Callable[[], object] = lambda: None) -> TextModel:
+        """Load what the options name, in the order in which faults are cheapest to find.
+
+        `check` is called between the parts of this, and may raise to end it.
+        """
+        need_transformers()
+        from hotset.models.learning import read_profile
+
+        profile = read_profile(options)
+        place = locate(options.model)
+        _check_config(place, options.trust_remote_code)
+        check()
+        tokenizer = load_tokenizer(place, options.trust_remote_code)
+        if getattr(tokenizer, "chat_template", None):
+            worker().start()
+        check()
+        loaded = cls(_load_model(place, options, profile), tokenizer, options, place)
+        check()
+        return loaded
+
+    def __enter__(self) -> TextModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End hotset's part in the model, and save what was learnt."""
+        self.handle.close()
+
+    @property
+    def handle(self) -> Handle:
+        """What can be asked of, and told, the cache of the model."""
+        found: Handle = self.model.hotset
+        return found
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it has a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+    @property
+    def context_tokens(self) -> int | None:
+        """The model's context, where its config states it."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return limit if isinstance(limit, int) and limit > 0 else None
+
+    def max_new_tokens_for(self, prompt_tokens: int, wished: int) -> int:
+        """How many new tokens fit behind a prompt; a prompt that fills the context is an error."""
+        limit = self.context_tokens
+        if limit is None:
+            return wished
+        if prompt_tokens >= limit:
+            raise HotsetError(
+                f"the prompt has {prompt_tokens:,} tokens and the model's context is {limit:,}: shorten the prompt"
+            )
+        return min(wished, limit - prompt_tokens)
+
+    def trace(self, lookahead: int = 0) -> Recording:
+        """Record what is routed inside a block, under the name of the model in the options."""
+        return self.handle.trace(meta={"model": self.options.name}, guesses=lookahead)
+
+    def stats(self) -> dict[str, Any]:
+        """What the cache did since the last reset."""
+        return self.handle.stats()
+
+
+def locate(model: str | Path | None) -> str:
+    """The folder or hub id to load from; a path that leads nowhere is refused here."""
+    if model is None:
+        from hotset.reference import path as reference_path
+
+        return str(reference_path())
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{model} has no config.json: give the folder of a transformers checkpoint")
+        if (odd := odd_file(path)) is not None:
+            raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
+        return str(path)
+    if path.exists():
+        raise ModelError(f"{model} is a file: give the folder of a transformers checkpoint")
+    if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") != 1:
+        raise ModelError(f"there is no folder {model}: give a folder with a model, or a hub id such as org/name")
+    return str(model)
+
+
+def load_tokenizer(place: str, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model, or an error if it has none."""
+    from transformers import AutoTokenizer
+
+    remedy = "check tokenizer.json and tokenizer_config.json, or download them again"
+    with translate_errors(place, "load the tokenizer", remedy):
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
+        raise ModelError(f"{place} has no tokenizer: copy tokenizer.json and tokenizer_config.json beside the weights")
+    return tokenizer
+
+
+def _check_config(place: str, trust_remote_code: bool) -> None:
+    from transformers import AutoConfig
+
+    with translate_errors(place, "load the config", "check config.json, or download it again"):
+        AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
+
+
+def _load_model(place: str, options: RunOptions, profile: Profile | None) -> Any:
+    from hotset.models.load import load_model
+
+    with translate_errors(place, "load the model", LOADING):
+        return load_model(place, options, profile)
+
+
+def need_transformers() -> None:
+    """Refuse to run models without the libraries for it."""
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise HotsetError(
+            f"running a model needs torch and transformers ({error}): pip install 'hotset[models]'"
+        ) from None
