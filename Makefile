@@ -35,7 +35,7 @@ gpu-test:
 # The table of all options in the documents.
 options-page: $(STAMP)
 	$(BIN)/python -c "from hotset.generation.sampling import Sampling; from hotset.options import RunOptions; \
-		from hotset.options.table import options_page; print(options_page(RunOptions, Sampling), end='')" > docs/options.md
+		from hotset.options.table import options_page; print(options_page(RunOptions, Sampling), end='')" > docs/reference/options.md
 
 # Every family of the newest and of the oldest supported transformers against stock.
 families: $(STAMP) $(OLDEST)/.ready

@@ -105,7 +105,7 @@ def test_versions(version: str, wanted: str, fits: bool) -> None:
         (False, {}, "the host", "Triton is missing"),
         (True, None, "the device if it can", "name a model"),
         (True, {"model": "x", "unknown": "no weights"}, "the device if it can", "name a model"),
-        (True, {"fits": True}, "nobody", "all experts fit"),
+        (True, {"fits": True}, "neither host nor device", "all experts fit"),
         (True, {"host_only": "its experts end in a norm"}, "the host", "end in a norm"),
         (True, {"all_experts_bytes": 900}, "the host", "holds 720 B of 900 B"),
         (True, {}, "the device", "holds all experts"),

@@ -21,7 +21,7 @@ from hotset.options import RunOptions
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-PAGE = Path(__file__).parents[2] / "docs" / "generation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "generation.md"
 PROMPT = "Il mercato del"
 
 

@@ -23,7 +23,7 @@ from hotset.options import OptionError, Place, RunOptions, declared, option, rea
 from hotset.options.table import options_page, options_table
 from hotset.shape import Budget
 
-PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hotset.generation import Answer, Conversation
 
 _COMMAND = re.compile(r"/([a-z]+)(?:\s+(.+))?")
-_HELP = """/stats: what it cost   /stats LAYER or all: what is hot   /reset: forget all turns   /exit or Ctrl-D: leave
+_HELP = """/stats: what it cost   /stats LAYER or all: what is hot   /reset: forget all turns   /exit or Ctrl-D: end
 /pins: what is pinned   /pin 20%: pin the hottest   /unpin: unpin all   /plot FILE: draw it   /mark NAME: name a moment
 Ctrl-C stops an answer"""
 
@@ -62,7 +62,7 @@ class ChatSession:
         self.answers: list[Answer] = []
 
     def take(self, line: str) -> bool:
-        """Answer a turn or run a command; false to leave."""
+        """Answer a turn or run a command; false to end."""
         if line in ("/exit", "/quit"):
             return False
         if command := _COMMAND.fullmatch(line):

@@ -28,13 +28,13 @@ def _engine(gpus: Any) -> dict[str, str]:
 
 
 def _driver(memory: dict[str, Any], model: dict[str, Any] | None) -> dict[str, str]:
-    """Who drives the GPU, with all settings left alone."""
+    """What drives the GPU, with all options at their defaults."""
     if find_spec("triton") is None:
         return _row("driven by", "the host", "Triton is missing: pip install triton")
     if not model or "host_only" not in model:
         return _row("driven by", "the device if it can", "Triton is there (name a model, and this is exact)")
     if model["fits"]:
-        return _row("driven by", "nobody", "all experts fit: the model runs as transformers made it")
+        return _row("driven by", "neither host nor device", "all experts fit: the model runs as transformers made it")
     if model["host_only"]:
         return _row("driven by", "the host", model["host_only"])
     if "unknown" in memory:
@@ -58,7 +58,9 @@ def _driver_by_memory(available: int, needed: int, expert: int) -> dict[str, str
 def _threads() -> dict[str, str]:
     from hotset.transfer.readers import default_threads
 
-    return _row("reader threads", str(default_threads()), "enough to keep a disk busy; more hinder the arithmetic")
+    return _row(
+        "reader threads", str(default_threads()), "enough to keep a disk busy; more compete with compute for cores"
+    )
 
 
 def _direct(disk: dict[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`hotset forecast`: how well the experts of the layers ahead can be foreseen, and at what cost."""
+"""`hotset forecast`: how well the experts of the layers ahead can be predicted, and at what cost."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,6 +16,7 @@ from rich.segment import Segment
 
 from hotset.text import without_controls
 
+T = TypeVar("T")
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
@@ -46,6 +47,14 @@ def emit(document: dict[str, Any], as_json: bool, *views: RenderableType) -> Non
 def note(text: str) -> None:
     """Say one line to the person, beside the result."""
     aside(f"note: {text}")
+
+
+def renamed(value: T, former: T | None, old: str, new: str) -> T:
+    """The value of a flag, or of its earlier name with a deprecation line."""
+    if former is None:
+        return value
+    note(f"{old} is deprecated: use {new}")
+    return former
 
 
 def aside(*views: RenderableType) -> None:

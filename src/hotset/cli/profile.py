@@ -10,6 +10,7 @@ import typer
 
 from hotset.cli.output import JsonFlag, emit, note
 from hotset.cli.run_options import TrustRemoteCode
+from hotset.cli.targets import refuse_existing
 from hotset.errors import HotsetError, ProfileError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def export(
     from hotset.files import write_beside
     from hotset.profile.export import to_csv
 
-    _refuse_existing(csv, force)
+    refuse_existing(force, csv)
     profile, _ = _load(name)
     with write_beside(csv) as scratch:
         scratch.write_text(to_csv(profile), encoding="utf-8")
@@ -240,15 +241,8 @@ def _target(out: str, force: bool) -> Path:
     from hotset.profile.folder import locate
 
     target = locate(out)
-    _refuse_existing(target, force)
+    refuse_existing(force, target)
     return target
-
-
-def _refuse_existing(path: Path, force: bool) -> None:
-    if path.is_dir():
-        raise HotsetError(f"{path} is a folder: choose another name")
-    if (path.exists() or path.is_symlink()) and not force:
-        raise HotsetError(f"{path} exists: choose another name, or pass --force to overwrite it")
 
 
 def _save(profile: Profile, name: str, target: Path, as_json: bool) -> None:

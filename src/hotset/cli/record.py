@@ -10,8 +10,8 @@ import typer
 from hotset.cli import run_options as opt
 from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.live import with_options
-from hotset.cli.output import JsonFlag, emit, note, progress_bar
-from hotset.cli.run import check_out
+from hotset.cli.output import JsonFlag, emit, note, progress_bar, renamed
+from hotset.cli.targets import check_out
 from hotset.errors import HotsetError
 from hotset.generation.sampling import Sampling
 from hotset.options import RunOptions
@@ -58,7 +58,7 @@ def record(
 
     check_out(out, options.force)
     _check_part(out, options.force)
-    lookahead = opt.lookahead_of(record_lookahead, guesses)
+    lookahead = renamed(record_lookahead, guesses, "--guesses", "--record-lookahead")
     found = read_labelled(prompts, limit)
     with loaded_model(options) as text_model:
         checkpoints = Checkpoints(out)

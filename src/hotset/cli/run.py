@@ -10,9 +10,9 @@ import typer
 from hotset.cli import run_options as opt
 from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.live import with_options
-from hotset.cli.output import JsonFlag, aside, emit, finish_text, note, show
+from hotset.cli.output import JsonFlag, aside, emit, finish_text, note, renamed, show
+from hotset.cli.targets import check_figure, check_out
 from hotset.errors import HotsetError
-from hotset.files import check_place
 from hotset.generation.sampling import Sampling
 from hotset.options import RunOptions
 
@@ -46,7 +46,7 @@ def run(
 
     text = read_prompt(prompt, file)
     check_out(trace, options.force)
-    lookahead = opt.lookahead_of(record_lookahead, guesses)
+    lookahead = renamed(record_lookahead, guesses, "--guesses", "--record-lookahead")
     if lookahead and trace is None:
         raise HotsetError("--record-lookahead is kept in a trace: pass --trace OUT, too")
     check_figure(plot)
@@ -83,22 +83,3 @@ def _answer(
         else:  # some layers of the prompt are no trace
             note("stopped before the first token: no trace was written")
     return answer
-
-
-def check_figure(path: Path | None) -> None:
-    """Refuse a figure that cannot be drawn, before the work and not after it."""
-    if path is not None:
-        from hotset.report import check_plot
-
-        check_plot(path)
-
-
-def check_out(path: Path | None, force: bool) -> None:
-    """Refuse an output that cannot be written, before the work and not after it."""
-    if path is None:
-        return
-    if path.exists() and not force:
-        raise HotsetError(f"{path} exists: choose another name, or pass --force to overwrite it")
-    if not path.parent.is_dir():
-        raise HotsetError(f"there is no folder {path.parent}: create it, or choose another place")
-    check_place(path)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from hotset.cli.live import flag_of
-from hotset.cli.output import note
 from hotset.options import RunOptions
 
 _LEARNING = "Learning from use"
@@ -57,11 +56,3 @@ RecordLookahead = Annotated[
     ),
 ]
 Guesses = Annotated[int | None, typer.Option("--guesses", hidden=True, min=0, max=3)]
-
-
-def lookahead_of(record_lookahead: int, guesses: int | None) -> int:
-    """The layers to record ahead, also by the flag's earlier name."""
-    if guesses is None:
-        return record_lookahead
-    note("--guesses is deprecated: use --record-lookahead")
-    return guesses

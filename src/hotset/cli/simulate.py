@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotset.cli import simulate_options as opt
-from hotset.cli.output import JsonFlag, emit, note, progress_bar
+from hotset.cli.output import JsonFlag, emit, note, progress_bar, renamed
 from hotset.cli.traces import load_trace, short_name
 from hotset.errors import HotsetError
 from hotset.files import write_beside
@@ -33,6 +33,7 @@ def simulate(
     latency: opt.Latency = "0us",
     expert_share: opt.ExpertShare = 0.5,
     prefetch: opt.Prefetch = "off",
+    prefetch_slots: opt.PrefetchSlots = None,
     ahead: opt.Ahead = None,
     plot: opt.Plot = None,
     csv: opt.Csv = None,
@@ -56,7 +57,7 @@ def simulate(
         prefill=_choice(prefill, "--prefill", _admissions()),
         link=_link(link, compute, latency, expert_share),
         prefetch=_prefetch(prefetch, link),
-        ahead=ahead,
+        ahead=renamed(prefetch_slots, ahead, "--ahead", "--prefetch-slots"),
     )
     if plot:
         from hotset.report import check_plot
@@ -143,7 +144,7 @@ def _prefetch(word: str, link: str | None) -> str:
     from hotset.sim.ahead import AUTO, OFF, ORACLE
 
     if word != OFF and link is None:
-        raise HotsetError("fetching ahead needs a modelled link: give --link (as 25GB/s) and --compute (as 4ms)")
+        raise HotsetError("prefetch needs a modelled link: give --link (as 25GB/s) and --compute (as 4ms)")
     if word not in (AUTO, OFF, ORACLE):
         parse(word)
     return word

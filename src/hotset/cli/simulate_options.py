@@ -56,13 +56,14 @@ ExpertShare = Annotated[
 Prefetch = Annotated[
     str,
     typer.Option(
-        help="Fetch ahead over the link: off, auto, oracle, or a forecast such as gate or best.", rich_help_panel=_LINK
+        help="Prefetch over the link: off, auto, oracle, or a forecast such as gate or best.", rich_help_panel=_LINK
     ),
 ]
-Ahead = Annotated[
+PrefetchSlots = Annotated[
     int | None,
-    typer.Option(help="Slots for what is fetched ahead, beside the cache.", min=1, rich_help_panel=_LINK),
+    typer.Option(help="Slots for prefetched experts, beside the cache.", min=1, rich_help_panel=_LINK),
 ]
+Ahead = Annotated[int | None, typer.Option("--ahead", hidden=True, min=1)]
 Plot = Annotated[
     Path | None, typer.Option(help="Draw hit rate against memory: .png, .svg or .pdf.", rich_help_panel=_FILES)
 ]

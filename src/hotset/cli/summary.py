@@ -53,7 +53,7 @@ def summary_line(new_tokens: int, tokens_per_s: float | None, stats: dict[str, A
     hits, traffic = decode_hit_rate(stats), decode_bytes_per_token(stats)
     words = [f"{new_tokens:,} new token{'' if new_tokens == 1 else 's'}{speed}"]
     if hits is not None:
-        words.append(f"hit rate {100 * hits:.1f} %{_foreseen(stats)}")
+        words.append(f"hit rate {100 * hits:.1f} %{_prefetched(stats)}")
     if traffic is not None:
         words.append(f"{format_size(traffic)} read per token")
     words.append(f"{format_size(stats['resident_bytes'])} of experts in memory")
@@ -63,11 +63,11 @@ def summary_line(new_tokens: int, tokens_per_s: float | None, stats: dict[str, A
     return ", ".join(words)
 
 
-def _foreseen(stats: dict[str, Any]) -> str:
-    """What guesses added to the hits, if anything."""
+def _prefetched(stats: dict[str, Any]) -> str:
+    """What prefetch added to the hits, if anything."""
     decode = stats.get("decode", {})
     came, asked = decode.get("prefetch_hits", 0), decode.get("hits", 0) + decode.get("misses", 0)
-    return f" and {100 * came / asked:.1f} % fetched in time" if came and asked else ""
+    return f" and {100 * came / asked:.1f} % prefetched in time" if came and asked else ""
 
 
 def experts_document(text_model: TextModel) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def experts_document(text_model: TextModel) -> dict[str, Any]:
 
 
 def experts_views(text_model: TextModel) -> list[RenderableType]:
-    """How every layer's experts were used, what the policy gained, and who is pinned, for people."""
+    """How every layer's experts were used, what the policy gained, and what is pinned, for people."""
     from hotset.report.usage import layer_table, phase_table
 
     handle = text_model.handle
@@ -100,10 +100,10 @@ def learning_lines(stats: dict[str, Any]) -> list[str]:
     if stats.get("background_bytes"):
         lines.append(f"{format_size(stats['background_bytes'])} read in the background")
     if ahead := stats.get("prefetch"):
-        came = f"{ahead['in_time']:,} experts came in time, {ahead['late']:,} late, {ahead['wasted']:,} in vain"
+        came = f"{ahead['in_time']:,} experts in time, {ahead['late']:,} late, {ahead['wasted']:,} wasted"
         off = len(ahead["layers_switched_off"])
         why = f"; {ahead['decision']}: {ahead['reason']}" if ahead["auto"] else ""
-        lines.append(f"fetched ahead by {ahead['forecast']}: {came}{why}" + (f"; off in {off} layers" if off else ""))
+        lines.append(f"prefetched by {ahead['forecast']}: {came}{why}" + (f"; off in {off} layers" if off else ""))
     if pins := stats.get("pins"):
         lines.append(f"{pins} experts pinned")
     if warm := stats.get("warm_pin"):

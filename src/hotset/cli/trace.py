@@ -10,6 +10,7 @@ import typer
 from hotset.cli import trace_synth
 from hotset.cli.output import JsonFlag, emit, note
 from hotset.cli.record import record
+from hotset.cli.targets import refuse_existing
 from hotset.cli.traces import load_trace
 from hotset.errors import HotsetError, TraceError
 
@@ -51,7 +52,7 @@ def import_(
     from hotset.shape import parse_size
     from hotset.trace.importers import import_trace
 
-    _refuse_existing(force, out)
+    refuse_existing(force, out)
     size = None if expert_bytes is None else parse_size(expert_bytes)
     if size == 0:
         raise TraceError("the size of an expert must be at least one byte")
@@ -96,7 +97,7 @@ def cut(
     """
     from hotset.cli.trace_pick import pick_rows
 
-    _refuse_existing(force, out)
+    refuse_existing(force, out)
     loaded = load_trace(trace)
     rows = pick_rows(loaded, requests=requests, tokens=tokens, labels=label or [], phase=phase, first=first)
     _save(loaded.take(rows), out, as_json)
@@ -116,7 +117,7 @@ def split(
 
     Example: hotset trace split run.safetensors --fit a.safetensors --judge b.safetensors
     """
-    _refuse_existing(force, fit, judge)
+    refuse_existing(force, fit, judge)
     if fit.resolve() == judge.resolve():
         raise HotsetError("--fit and --judge must be two different files")
     parts = load_trace(trace).split(fraction, seed)
@@ -139,7 +140,7 @@ def merge(
     """
     from hotset.trace.combine import concat
 
-    _refuse_existing(force, out)
+    refuse_existing(force, out)
     _save(concat([load_trace(path) for path in traces]), out, as_json)
 
 
@@ -158,19 +159,13 @@ def interleave(
     """
     from hotset.trace.combine import interleave as run_streams
 
-    _refuse_existing(force, out)
+    refuse_existing(force, out)
     if mode not in ("batch", "turns"):
         raise TraceError(f'the mode must be "batch" or "turns", not {mode!r}')
     loaded = load_trace(trace)
     if streams > loaded.requests:
         note(f"the trace has only {loaded.requests} requests: the other streams stay idle")
     _save(run_streams(loaded, streams, "batch" if mode == "batch" else "turns"), out, as_json)
-
-
-def _refuse_existing(force: bool, *paths: Path) -> None:
-    for path in paths:
-        if path.exists() and not force:
-            raise HotsetError(f"{path} exists: choose another name, or pass --force to overwrite it")
 
 
 def _save(trace: Trace, out: Path, as_json: bool) -> None:

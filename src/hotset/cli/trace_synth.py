@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli.output import JsonFlag, emit, progress_bar
+from hotset.cli.targets import refuse_existing
 from hotset.cli.traces import load_trace
 from hotset.errors import HotsetError
 from hotset.files import write_beside
@@ -50,10 +51,10 @@ def synth(
     new_tokens: Annotated[int | None, _option("Workload", "Mean new tokens per request.", 96, 1)] = None,
     topics: Annotated[int | None, _option("Workload", "Number of topics.", 6, 1)] = None,
     topic_stay: Annotated[
-        float | None, _option("Workload", "Chance that a request keeps the topic before it.", 0.7, 0, 1)
+        float | None, _option("Workload", "Probability that a request keeps the topic before it.", 0.7, 0, 1)
     ] = None,
     switch: Annotated[
-        float | None, _option("Workload", "Chance per token that the topic changes in mid request.", 0, 0, 1)
+        float | None, _option("Workload", "Probability per token that the topic changes within a request.", 0, 0, 1)
     ] = None,
     seed: Annotated[int | None, _option("Workload", "Seed of all random numbers.", 0)] = None,
     skew: Annotated[float | None, _option("Router", "Spread of the shared popularity.", 0.45)] = None,
@@ -72,7 +73,7 @@ def synth(
     given = _given(locals())
     if fit and config:
         raise HotsetError("--fit and --config both set the parameters: give one of them")
-    _refuse_existing([path for path in (out, save_config) if path], force)
+    refuse_existing(force, out, save_config)
     report = _fit(fit, given) if fit else None
     final = _merge(report.config.to_dict() if report else _read_config(config), given)
     _write(final, out, save_config, report, as_json)
@@ -90,12 +91,6 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     if "expert_bytes" in given:
         given["expert_bytes"] = parse_size(given["expert_bytes"])
     return given
-
-
-def _refuse_existing(paths: list[Path], force: bool) -> None:
-    for path in paths:
-        if path.exists() and not force:
-            raise HotsetError(f"{path} exists: choose another name, or pass --force to overwrite it")
 
 
 def _read_config(path: Path | None) -> dict[str, Any]:

@@ -53,13 +53,13 @@ def _workload_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     parts = {
         "router weights": document["has_weights"],
         "token ids": document["has_token_ids"],
-        f"guesses up to {document['guess_distances']} layers ahead": document["guess_distances"],
+        f"predictions up to {document['guess_distances']} layers ahead": document["guess_distances"],
     }
     return [
         ("requests", f"{document['requests']:,}"),
         ("tokens", f"{document['tokens']:,}"),
         ("prefill, decode", f"{document['prefill_tokens']:,}, {document['decode_tokens']:,}"),
-        ("forward passes", f"{document['steps']:,}"),
+        ("steps", f"{document['steps']:,}"),
         ("events", f"{document['events']:,}, the largest of {document['largest_event']} experts"),
         ("experts asked for", f"{document['accesses']:,}"),
         ("also recorded", ", ".join(name for name, there in parts.items() if there) or "nothing"),

@@ -1,4 +1,4 @@
-"""The table of all options for the documents: `make options-page` writes docs/options.md."""
+"""The table of all options for the documents: `make options-page` writes docs/reference/options.md."""
 
 from __future__ import annotations
 
