@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hotset.runtime.graph.gather import Gather
+from hotset.engine.device.gather import Gather
 
 from common import publish
 

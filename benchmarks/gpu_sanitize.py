@@ -53,7 +53,7 @@ def gathering() -> None:
     """Copies of what an event misses, some of experts that do not fill their slot, one row far into the memory."""
     import torch
 
-    from hotset.runtime.graph.gather import Gather
+    from hotset.engine.device.gather import Gather
 
     device, slot, used = device_name(), 8 * 640, [8 * 640, 8 * 513 - 3]
     host = torch.randint(0, 255, (2 * 6, slot), dtype=torch.uint8)
@@ -73,7 +73,7 @@ def gathering() -> None:
 
 def guessing(tokens: int) -> None:
     """Guesses taken over whole, in part and never, exchanged for slots: everything looks as its test has it."""
-    import test_device_ahead as samples
+    import test_device_prefetch as samples
 
     machine = samples.Machine(tokens=tokens, seed=2)
     machine.state.most.fill_(samples.GUESSES)

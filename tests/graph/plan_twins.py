@@ -7,8 +7,8 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
+from hotset.engine.device.table import DeviceTable
 from hotset.policies import parse
-from hotset.runtime.graph.device_table import DeviceTable
 from hotset.runtime.graph.plan import Plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

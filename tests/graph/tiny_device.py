@@ -15,7 +15,7 @@ import triton
 from hotset import policies
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope, SlotPlan
-from hotset.engine.device import capture
+from hotset.engine.device import capture, gather
 from hotset.engine.kernels import tuning
 from hotset.models.budget import shape_of
 from hotset.models.connect import connect_engine
@@ -23,7 +23,6 @@ from hotset.models.decode_graph import DecodeGraphs
 from hotset.models.gates import Gates
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.runtime.arena import poison
-from hotset.runtime.graph import gather
 from hotset.runtime.graph.engine import GraphEngine
 from hotset.runtime.host import HostTier
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.engine.device.log import Rows, StepLog
+from hotset.engine.device.prefetch_state import Tallies
 from hotset.engine.device.variant import Variant
 from hotset.prefetch.times import MissAdjustedTimes
 from hotset.runtime.device import Streams
-from hotset.runtime.graph.ahead_state import Tallies
 from hotset.runtime.step import Step
 from hotset.trace.recorder import Recorder
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hotset.engine.device.prefetch_state import Tallies
 from hotset.engine.device.variant import Variant, lookahead_key
-from hotset.runtime.graph.ahead_state import Tallies
 from hotset.runtime.graph.plan import Outputs
 
 Tensor = torch.Tensor

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hotset.engine.device.prefetch_state import AheadState
+from hotset.engine.device.table import DeviceTable
 from hotset.engine.slots import SlotCache
-from hotset.runtime.graph.ahead_state import AheadState
-from hotset.runtime.graph.device_table import DeviceTable
 
 Tensor = torch.Tensor
 

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.engine.device.gather import Gather
 from hotset.engine.device.log import RING, StepLog
+from hotset.engine.device.prefetch import DeviceAhead
 from hotset.engine.device.state import DeviceCacheState
 from hotset.engine.device.variant import Predict, Variant
 from hotset.engine.kernels.spec import ExpertSpec
@@ -16,8 +18,6 @@ from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 from hotset.engine.support import DeviceSupport
 from hotset.errors import HotsetError
 from hotset.runtime.arena import Arena
-from hotset.runtime.graph.ahead import DeviceAhead
-from hotset.runtime.graph.gather import Gather
 from hotset.runtime.graph.plan import Plan
 from hotset.store import Catalog
 

@@ -14,6 +14,7 @@ from hotset.cache.shadow import log_is_full
 from hotset.engine.device.capture import CapturedStep
 from hotset.engine.device.driver import DeviceDriver
 from hotset.engine.device.follow import Ints
+from hotset.engine.device.prefetch_state import Tallies
 from hotset.engine.device.variant import Predict
 from hotset.engine.support import DeviceSupport
 from hotset.runtime.background import Warmer
@@ -21,7 +22,6 @@ from hotset.runtime.caching import Work
 from hotset.runtime.device import DeviceEngine
 from hotset.runtime.event import LiveEvent
 from hotset.runtime.forecasting import ForecastGuesser
-from hotset.runtime.graph.ahead_state import Tallies
 from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.trace import Phase

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from hotset.runtime.graph import gather
+from hotset.engine.device import gather
 
 Tensor = torch.Tensor
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import triton
 
-from hotset.runtime.graph.ahead_kernels import claim, fetch, pick, send
-from hotset.runtime.graph.ahead_state import DEMAND, GUESS, AheadState, Tallies, Work
+from hotset.engine.device.prefetch_kernels import claim, fetch, pick, send
+from hotset.engine.device.prefetch_state import DEMAND, GUESS, AheadState, Tallies, Work
 from hotset.runtime.graph.plan import Outputs
 
 Tensor = torch.Tensor

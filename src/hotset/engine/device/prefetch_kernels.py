@@ -162,7 +162,7 @@ def fetch(
     experts: tl.constexpr, programs: tl.constexpr, block: tl.constexpr,
     guess_programs: tl.constexpr, guess_block: tl.constexpr,
 ):  # fmt: skip
-    """Copy what an event misses, as hotset.runtime.graph.gather does, but for the blocks that a guess has brought."""
+    """Copy what an event misses, as hotset.engine.device.gather does, but for the blocks that a guess has brought."""
     progress += (layer % parts) * guess_programs
     blocks = (words + block - 1) // block
     guess_blocks = (words + guess_block - 1) // guess_block
