@@ -76,7 +76,7 @@ def guessing(tokens: int) -> None:
     import test_device_prefetch as samples
 
     machine = samples.Machine(tokens=tokens, seed=2)
-    machine.state.most.fill_(samples.GUESSES)
+    machine.state.max_queued.fill_(samples.PER_PART)
     on_gpu = device_name() == "cuda"
     for turn in range(3 * PASSES if on_gpu else 2):
         begins = ("after", "meanwhile", "before")[turn % 3] if on_gpu else "after"

@@ -17,8 +17,8 @@ triton = pytest.importorskip("triton")
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import SlotPlan  # noqa: E402
 from hotset.engine.device import prefetch_kernels as kernels  # noqa: E402
-from hotset.engine.device.prefetch import DeviceAhead  # noqa: E402
-from hotset.engine.device.prefetch_state import AheadState, Tallies, Work  # noqa: E402
+from hotset.engine.device.prefetch import DevicePrefetch  # noqa: E402
+from hotset.engine.device.prefetch_state import PrefetchState, PrefetchTallies, Work  # noqa: E402
 from hotset.engine.device.table import DeviceTable  # noqa: E402
 from hotset.forecasts import _learnt, gate  # noqa: E402
 from hotset.forecasts.base import Seen  # noqa: E402
@@ -40,8 +40,8 @@ DEVICE = "cuda" if CUDA else "cpu"
 SHAPE = ModelShape(4, 14, 3)
 SLOT, USED = 8 * 96, [8 * 77, 8 * 96, 8 * 70 - 3, 8 * 81]
 WORDS = [-(-used // 8) for used in USED]
-DEMAND, GUESS = Work(3, 16, 1), Work(4, 8, 1)
-GUESSES, DISTANCES = 3, 2
+DEMAND, PREFETCH = Work(3, 16, 1), Work(4, 8, 1)
+PER_PART, DISTANCES = 3, 2
 PARTS = DISTANCES + 1
 POISON = 0xFF
 
@@ -63,7 +63,7 @@ class Machine:
         layers, experts, top_k = SHAPE.layers, SHAPE.experts, SHAPE.top_k
         self.host = Controller(SlotPlan(SHAPE, slots * layers), parse(spec))
         self.cached, self.staging = slots * layers, min(tokens * top_k, experts)
-        rows = self.rng.permutation(self.cached + self.parts * GUESSES)
+        rows = self.rng.permutation(self.cached + self.parts * PER_PART)
         rows[rows >= self.cached] += self.staging  # the staging is in the middle, all else anywhere
         self.row_of = torch.from_numpy(rows[: self.cached].astype(np.int32)).to(DEVICE)
         self.table = DeviceTable.upload(self.host, DEVICE)
@@ -72,12 +72,12 @@ class Machine:
         source = torch.from_numpy(self.rng.integers(0, 255, (layers * experts, SLOT)).astype(np.uint8))
         self.source = source.pin_memory() if CUDA else source
         self.host_row_of = self.rng.permutation(layers * experts).reshape(layers, experts).astype(np.int32)
-        self.state = AheadState.of(
-            rows[self.cached :].tolist(), layers, experts, top_k, DEVICE, GUESS.programs, distances
+        self.state = PrefetchState.of(
+            rows[self.cached :].tolist(), layers, experts, top_k, DEVICE, PREFETCH.programs, distances
         )
-        self.ahead = DeviceAhead(
+        self.ahead = DevicePrefetch(
             self.state, self.source, self.memory, SLOT, USED, torch.from_numpy(self.host_row_of).to(DEVICE),
-            tokens=tokens, top_k=top_k, demand=DEMAND, guess=GUESS,
+            tokens=tokens, top_k=top_k, demand=DEMAND, work=PREFETCH,
         )  # fmt: skip
         self.copies = torch.cuda.Stream() if CUDA else None
         self.expected = np.zeros(6, np.int64)
@@ -112,7 +112,7 @@ class Machine:
         self.plan(layer, flat)
         out = self.plan.out
         rows_before, pairs_before = self.row_of.tolist(), out.pair_row.tolist()
-        held = self.state.ahead_row.tolist()
+        held = self.state.prefetch_row.tolist()
         self.begin(layer, flat)
         self.agrees_with_the_host(layer, index)
         if (flat < SHAPE.experts).any():
@@ -127,7 +127,7 @@ class Machine:
     def begin(self, layer: int, index: Any, slot_of: Any = None) -> None:
         """What follows the planning of an event."""
         seats = self.table.table.slot_of if slot_of is None else slot_of
-        self.ahead.take_over(layer, self.plan.out, seats, self.row_of, index)
+        self.ahead.claim(layer, self.plan.out, seats, self.row_of, index)
         self.ahead.fetch(layer, self.plan.out)
 
     def guess(self, layer: int, said: list[Any], begins: str = "after") -> None:
@@ -137,7 +137,7 @@ class Machine:
         late = self.plan.out.pair_row[self.plan.out.pair_late > 0].tolist()
         seen = {row: self.memory[row].cpu() for row in late}
         for target in range(layer + 1, min(layer + self.parts, SHAPE.layers)):
-            assert not set(late) & set(self.state.ahead_row[target % self.parts].tolist())
+            assert not set(late) & set(self.state.prefetch_row[target % self.parts].tolist())
         scores = [scores_of(each) for each in said]
         with torch.cuda.stream(self.copies):  # does nothing for None
             self.ahead.pick(layer, scores)
@@ -156,9 +156,9 @@ class Machine:
         """Spoil all rows that nobody may read: staging, and those for guesses but for what is on its way."""
         now, targets = self.state.stop.item(), self.state.target.tolist()
         mine = [
-            row for part, target in enumerate(targets) if target >= now for row in self.state.guess_row[part].tolist()
+            row for part, target in enumerate(targets) if target >= now for row in self.state.queued_row[part].tolist()
         ]
-        rows = [*range(self.cached, self.cached + self.staging), *self.state.ahead_row.flatten().tolist()]
+        rows = [*range(self.cached, self.cached + self.staging), *self.state.prefetch_row.flatten().tolist()]
         for row in set(rows) - set(mine):
             self.memory[row] = POISON
 
@@ -177,17 +177,17 @@ class Machine:
         """Tally by hand what came of the guesses."""
         half, missing = layer % self.parts, self.plan.out.missing.item()
         wanted = self.plan.out.loads[:missing, 0].tolist()
-        claims = self.ahead.job_ahead[:missing].tolist()
+        claims = self.ahead.job_queued[:missing].tolist()
         rows = self.plan.out.job_row[:missing].tolist()
         valid = self.state.target[half].item() == self.state.stop.item()
-        for place, expert in enumerate(self.state.guess_expert[half].tolist() if valid else []):
+        for place, expert in enumerate(self.state.queued_expert[half].tolist() if valid else []):
             copied, total = self.copied(layer, place)
             if expert < 0 or not copied:
                 assert place not in claims
                 continue
             kind = 2 if expert not in wanted else int(copied < total)
             self.expected[kind] += 1
-            self.expected[3 + kind] += min(copied * GUESS.block, WORDS[layer]) * 8
+            self.expected[3 + kind] += min(copied * PREFETCH.block, WORDS[layer]) * 8
             assert (kind < 2) == (place in claims)
             if kind < 2:
                 assert rows[claims.index(place)] == held[half][place]
@@ -198,10 +198,10 @@ class Machine:
 
     def copied(self, layer: int, place: int) -> tuple[int, int]:
         """How many blocks of a guess have come, and how many there are."""
-        total = -(-WORDS[layer] // GUESS.block)
+        total = -(-WORDS[layer] // PREFETCH.block)
         done = self.state.progress[layer % self.parts].tolist()
         numbers = range(place * total, (place + 1) * total)
-        return sum(number < done[number % GUESS.programs] for number in numbers), total
+        return sum(number < done[number % PREFETCH.programs] for number in numbers), total
 
     def look(self, layer: int, index: Any) -> None:
         """Every pair and every resident has its bytes, and no row is anybody else's."""
@@ -212,18 +212,18 @@ class Machine:
         for (where, expert), slot in np.ndenumerate(self.table.table.slot_of.cpu().numpy()):
             if slot >= 0:
                 assert torch.equal(self.row(where, int(self.row_of[slot])), self.bytes_of(where, expert))
-        own = sorted(self.row_of.tolist() + self.state.ahead_row.flatten().tolist())
+        own = sorted(self.row_of.tolist() + self.state.prefetch_row.flatten().tolist())
         assert own == sorted({*range(len(self.memory))} - {*range(self.cached, self.cached + self.staging)})
 
     def check_list(self, target: int) -> None:
         """Those picked are no residents, differ, and go to the target's part."""
         part = target % self.parts
         length = self.state.length[part].item()
-        picked = self.state.guess_expert[part].tolist()
-        assert len(set(picked[:length])) == length <= self.state.most[target].item()
+        picked = self.state.queued_expert[part].tolist()
+        assert len(set(picked[:length])) == length <= self.state.max_queued[target].item()
         assert set(picked[length:]) <= {-1}
         assert (self.host.table.slot_of[target, picked[:length]] < 0).all()
-        assert self.state.guess_row[part].tolist()[:length] == self.state.ahead_row[part].tolist()[:length]
+        assert self.state.queued_row[part].tolist()[:length] == self.state.prefetch_row[part].tolist()[:length]
 
 
 def said_of(rng: Any, index: Any, kind: str) -> Any:
@@ -282,12 +282,12 @@ def stop_after(monkeypatch: Any, asked: int) -> None:
 @pytest.mark.parametrize("kind", ["oracle", "wrong", "random"])
 def test_pairs_find_their_bytes(kind: str, begins: str) -> None:
     machine = Machine(seed=1)
-    machine.state.most.fill_(GUESSES)
+    machine.state.max_queued.fill_(PER_PART)
     for _ in range(4):
         machine.run(events_of(machine.rng, 1, kind), begins)
     found = machine.ahead.tallies()
     if begins == "before":
-        assert found == Tallies(0, 0, 0, 0, 0, 0)
+        assert found == PrefetchTallies(0, 0, 0, 0, 0, 0)
     else:
         assert (found.in_time > 0) == (kind != "wrong")
         assert found.late == 0
@@ -304,7 +304,7 @@ def test_pairs_find_their_bytes_wherever_the_guesses_stop(
     """Seated and staged alike: with more tokens more are staged than have slots."""
     stop_at_random(monkeypatch, tokens)
     machine = Machine(tokens, 5 if tokens == 1 else 4, spec, seed=tokens)
-    machine.state.most.fill_(GUESSES)
+    machine.state.max_queued.fill_(PER_PART)
     for _ in range(5):
         machine.run(events_of(machine.rng, tokens, kind))
     assert machine.ahead.tallies().late > 2
@@ -325,12 +325,12 @@ def test_pairs_find_their_bytes_in_a_race(tokens: int) -> None:
 def test_a_guess_is_fetched_from_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every number of blocks: those that came are not fetched again, and all others are."""
     machine = Machine(distances=1)
-    machine.state.most.fill_(2)
+    machine.state.max_queued.fill_(2)
     events = events_of(machine.rng, 1, "oracle")[:2]
     blocks, seen = 2 * machine.copied(1, 0)[1], set()
-    for asked in range(0, blocks + GUESS.programs + 1, 2):
+    for asked in range(0, blocks + PREFETCH.programs + 1, 2):
         machine = Machine(distances=1)
-        machine.state.most.fill_(2)
+        machine.state.max_queued.fill_(2)
         machine.state.stop.add_(1)
         machine.serve(0, events[0].index)
         with monkeypatch.context() as patch:
@@ -338,11 +338,11 @@ def test_a_guess_is_fetched_from_where_it_stopped(monkeypatch: pytest.MonkeyPatc
             machine.guess(0, [events[1].said[0]])
         copied = sum(machine.copied(1, place)[0] for place in range(2))
         seen.add(copied)
-        rows = machine.state.guess_row[1, :2].tolist()
+        rows = machine.state.queued_row[1, :2].tolist()
         came = {row: (machine.memory[row] != POISON).nonzero().numel() for row in rows}
-        assert sum(came.values()) == copied * GUESS.block * 8
+        assert sum(came.values()) == copied * PREFETCH.block * 8
         marked = {row: torch.where(machine.memory[row] != POISON, 0, POISON) for row in rows}
-        experts = machine.state.guess_expert[1, :2].tolist()
+        experts = machine.state.queued_expert[1, :2].tolist()
         for row in rows:
             machine.memory[row] = marked[row]
         machine.state.stop.add_(1)
@@ -362,21 +362,21 @@ def test_what_was_guessed_for_one_pass_is_nothing_to_the_next() -> None:
     machine = Machine()
     events = events_of(machine.rng, 1, "oracle")
     machine.run(events)
-    picked = machine.state.guess_expert[0, 0].item()
+    picked = machine.state.queued_expert[0, 0].item()
     assert picked >= 0
     before = machine.ahead.tallies()
     machine.state.stop.add_(1)
     others = [e for e in range(SHAPE.experts) if machine.host.table.slot_of[0, e] < 0 and e != picked]
     machine.serve(0, np.array([[picked, *others[:2]]]))
     missing = machine.plan.out.missing.item()
-    assert machine.ahead.job_ahead.tolist()[:missing] == [-1] * missing
+    assert machine.ahead.job_queued.tolist()[:missing] == [-1] * missing
     assert machine.ahead.tallies() == before
 
 
 def test_an_event_of_sentinels_alone_changes_nothing() -> None:
     machine = Machine()
     machine.run(events_of(machine.rng, 1, "oracle"))
-    names = ("ahead_row", "own", "shared", "most", "tallies")
+    names = ("prefetch_row", "own", "shared", "max_queued", "tallies")
     before = [getattr(machine.state, name).clone() for name in names]
     machine.run([event._replace(index=np.full((1, 3), SHAPE.experts)) for event in events_of(machine.rng, 1, "oracle")])
     for name, tensor in zip(names, before, strict=True):
@@ -386,20 +386,20 @@ def test_an_event_of_sentinels_alone_changes_nothing() -> None:
 def test_nothing_is_sent_while_switched_off() -> None:
     """But whom the routers name is learnt from all the same."""
     machine = Machine()
-    machine.state.most.fill_(0)
+    machine.state.max_queued.fill_(0)
     for _ in range(2):
         machine.run(events_of(machine.rng, 1, "oracle"))
         assert machine.state.length.tolist() == [0] * PARTS
-    assert machine.ahead.tallies() == Tallies(0, 0, 0, 0, 0, 0)
+    assert machine.ahead.tallies() == PrefetchTallies(0, 0, 0, 0, 0, 0)
     assert machine.state.own[0, 0, 1:, :, 1].min().item() == 2
-    machine.state.most.fill_(GUESSES)
+    machine.state.max_queued.fill_(PER_PART)
     machine.run(events_of(machine.rng, 1, "oracle"))
     assert machine.ahead.tallies().in_time > 0
-    rows = machine.state.ahead_row.tolist()
+    rows = machine.state.prefetch_row.tolist()
     machine.state.reset()
-    assert machine.ahead.tallies() == Tallies(0, 0, 0, 0, 0, 0)
+    assert machine.ahead.tallies() == PrefetchTallies(0, 0, 0, 0, 0, 0)
     assert machine.state.own.sum().item() == 0
-    assert machine.state.ahead_row.tolist() == rows
+    assert machine.state.prefetch_row.tolist() == rows
 
 
 def test_a_list_goes_on_when_its_layer_comes_nearer() -> None:
@@ -410,16 +410,16 @@ def test_a_list_goes_on_when_its_layer_comes_nearer() -> None:
     machine.serve(0, events[0].index)
     machine.guess(0, [events[1].said[0], events[2].said[1]])
     part = 2 % PARTS
-    before = machine.state.guess_expert[part].tolist()
+    before = machine.state.queued_expert[part].tolist()
     set_out = [who for place, who in enumerate(before) if who >= 0 and machine.copied(2, place)[0]]
     assert len(set_out) == machine.state.length[part].item() > 1
     progress = machine.state.progress[part].clone()
-    machine.state.most[2] = len(set_out) + 1
+    machine.state.max_queued[2] = len(set_out) + 1
     machine.state.stop.add_(1)
     machine.serve(1, events[1].index)
     others = np.setdiff1d(np.arange(SHAPE.experts), set_out)[:4]
     machine.guess(1, [np.array([[*others, *set_out[:2]]]), events[3].said[1]])
-    after = machine.state.guess_expert[part].tolist()
+    after = machine.state.queued_expert[part].tolist()
     assert after[: len(set_out)] == set_out
     assert set(after[len(set_out) :]) <= {*others.tolist(), -1}
     assert (machine.state.progress[part] >= progress).all()
@@ -438,7 +438,7 @@ def test_constants_are_those_of_the_host() -> None:
 def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
     """Counts, chances and the choice, also of several tokens, whose lists are merged by votes."""
     machine, state = Machine(tokens, seed=7, distances=1), gate.Gate().start(SHAPE)
-    machine.state.most.fill_(GUESSES)
+    machine.state.max_queued.fill_(PER_PART)
     machine.state.own[0, tokens > 1, :, :, 1] = 8191  # soon half is forgotten
     machine.state.own[0, tokens > 1, :, ::2, 0] = 5000
     state.own_cells[int(tokens > 1), 0, :, :6] = machine.state.own[0, int(tokens > 1)].cpu().double()
@@ -461,12 +461,12 @@ def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
             if said is None:
                 continue
             half = (layer + 1) % 2
-            assert machine.state.named[half, 0].tolist() == merged[0].tolist()
+            assert machine.state.ranked[half, 0].tolist() == merged[0].tolist()
             chance = [gate.expected(state, several, 0, layer + 1, rank, 0.0) for rank in range(6)]
             picked = sorted((r for r in range(6) if chance[r] >= 0.3), key=lambda r: (-np.float32(chance[r]), r))
             picked = [e for e in merged[0, picked].tolist() if e >= 0 and seat[layer + 1, e] < 0]
-            most = machine.state.most[layer + 1].item()
-            assert machine.state.guess_expert[half, : machine.state.length[half]].tolist() == picked[:most]
+            most = machine.state.max_queued[layer + 1].item()
+            assert machine.state.queued_expert[half, : machine.state.length[half]].tolist() == picked[:most]
             compared += len(picked[:most])
     kept = int(several)
     np.testing.assert_allclose(machine.state.own[0, kept, 1:].cpu(), state.own_cells[kept, 0, 1:, :6])
@@ -479,14 +479,14 @@ def test_chances_approach_how_often_a_rank_is_right() -> None:
     machine, share = Machine(distances=1), np.array([0.9, 0.6, 0.5, 0.1, 0.05, 0.0])
     state, out = machine.state, machine.plan.out
     slot_of = torch.full((SHAPE.layers, SHAPE.experts), -1, dtype=torch.int32, device=DEVICE)
-    state.most.fill_(GUESSES)
+    state.max_queued.fill_(PER_PART)
     none = torch.full((3,), SHAPE.experts, device=DEVICE)
     assert isinstance(out, Outputs)
     for trial in range(80 if not CUDA else 800):
         said = machine.rng.permutation(SHAPE.experts)[:6]
         state.stop.add_(1)
         machine.begin(0, none, slot_of)
-        state.most.fill_(GUESSES * int(trial % 40 == 39))  # sending takes time
+        state.max_queued.fill_(PER_PART * int(trial % 40 == 39))  # sending takes time
         machine.ahead.pick(0, [scores_of(said[None])])
         machine.ahead.send(0)
         hits = said[machine.rng.random(6) < share][:3]
@@ -496,7 +496,7 @@ def test_chances_approach_how_often_a_rank_is_right() -> None:
         state.stop.add_(1)
         machine.begin(1, torch.from_numpy(index).to(DEVICE), slot_of)
         if trial % 40 == 39:
-            assert set(state.guess_expert[1].tolist()) <= {*said[:3].tolist(), -1} or trial < 40
+            assert set(state.queued_expert[1].tolist()) <= {*said[:3].tolist(), -1} or trial < 40
     cells = state.own[0, 0, 1].cpu().numpy()
     assert (cells[:, 1] == trial + 1).all()
     np.testing.assert_allclose(cells[:3, 0] / cells[:3, 1], [0.9, 0.6, 0.47], atol=0.15)
@@ -506,11 +506,11 @@ def test_chances_approach_how_often_a_rank_is_right() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     machine = Machine()
     with pytest.raises(ValueError, match="two rows"):
-        AheadState.of([3], 4, 14, 3, DEVICE)
+        PrefetchState.of([3], 4, 14, 3, DEVICE)
     with pytest.raises(ValueError, match="side by side"):
         machine.ahead.pick(0, [torch.zeros((1, 7), device=DEVICE)] * DISTANCES)
     with pytest.raises(ValueError, match="does not go with"):
-        DeviceAhead(
+        DevicePrefetch(
             machine.state, machine.source, machine.memory, SLOT, USED, torch.from_numpy(machine.host_row_of),
-            tokens=1, top_k=3, demand=DEMAND, guess=Work(8, 8, 1),
+            tokens=1, top_k=3, demand=DEMAND, work=Work(8, 8, 1),
         )  # fmt: skip

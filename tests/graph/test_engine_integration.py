@@ -256,7 +256,7 @@ def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder:
     state = engine.driver.state.prefetch
     assert state.tallies.tolist() == list(vars(engine.ahead.counts).values())
     assert stats["prefetch_hits"] == engine.ahead.counts.in_time
-    assert stats["prefetch"]["most"] == state.most.tolist()
+    assert stats["prefetch"]["most"] == state.max_queued.tolist()
     assert stats["prefetch"]["decision"] in ("trial", "on", "off")
     assert guesser.payoff.state.seen.sum() > 0 or not CUDA
     assert stats["driven_by"] == "device"

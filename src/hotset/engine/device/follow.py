@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.engine.device.log import Rows, StepLog
-from hotset.engine.device.prefetch_state import Tallies
+from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.device.variant import Variant
 from hotset.prefetch.times import MissAdjustedTimes
 from hotset.runtime.device import Streams
@@ -37,7 +37,7 @@ class Books(Protocol):
     def compare(self, step: Step, seconds: float) -> None:
         """Take in the adjusted time of a step, for the trial of prefetch."""
 
-    def count_prefetches(self, since: Tallies) -> None:
+    def count_prefetches(self, since: PrefetchTallies) -> None:
         """Add what came of prefetches since the last time."""
 
 
@@ -60,7 +60,7 @@ class Follower:
     def __init__(self, books: Books, streams: Streams) -> None:
         self._books, self._streams = books, streams
         self._pending: deque[PendingStep] = deque()
-        self._tallied = Tallies(0, 0, 0, 0, 0, 0)
+        self._tallied = PrefetchTallies(0, 0, 0, 0, 0, 0)
         self._adjusted = MissAdjustedTimes()
 
     def add(self, pending: PendingStep) -> None:
@@ -79,7 +79,7 @@ class Follower:
 
     def restart(self) -> None:
         """Begin anew with a state on the device that has counted nothing yet."""
-        self._tallied = Tallies(0, 0, 0, 0, 0, 0)
+        self._tallied = PrefetchTallies(0, 0, 0, 0, 0, 0)
 
     def _follow(self, pending: PendingStep) -> None:
         missed = self._follow_events(pending)
@@ -104,8 +104,8 @@ class Follower:
                 missed += self._books.follow_event(step, layer, experts, counts, log.tokens, stall)
         return missed
 
-    def _count_prefetches(self, now: Tallies) -> None:
-        since = Tallies(*(after - before for after, before in zip(now, self._tallied, strict=True)))
+    def _count_prefetches(self, now: PrefetchTallies) -> None:
+        since = PrefetchTallies(*(after - before for after, before in zip(now, self._tallied, strict=True)))
         self._books.count_prefetches(since)
         self._tallied = now
 

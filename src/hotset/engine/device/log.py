@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hotset.engine.device.prefetch_state import Tallies
+from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.device.variant import Variant, lookahead_key
 from hotset.runtime.graph.plan import Outputs
 
@@ -52,7 +52,7 @@ class StepLog:
         # When each layer had computed what was there, and when the rest had come; the host may read a newer step.
         self.stamps = torch.zeros((self._layers, 2), dtype=torch.int64, device=device)
         self._read_stamps = torch.zeros((self._layers, 2), dtype=torch.int64, pin_memory=self._on_gpu)
-        self._tallies = torch.zeros(len(Tallies._fields), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._tallies = torch.zeros(len(PrefetchTallies._fields), dtype=torch.int64, pin_memory=self._on_gpu)
         self._log = torch.empty_like(out.log, device="cpu", pin_memory=self._on_gpu)
         self._launched = 0
 
@@ -123,6 +123,6 @@ class StepLog:
         """The weights of one layer in a step that is over, and what the routers ahead named."""
         return self._records[lookahead_key(variant.lookahead)].at(number % RING, layer)
 
-    def tallies(self) -> Tallies:
+    def tallies(self) -> PrefetchTallies:
         """What had come of prefetches by the end of the last step that is over, or a little later."""
-        return Tallies(*self._tallies.tolist())
+        return PrefetchTallies(*self._tallies.tolist())

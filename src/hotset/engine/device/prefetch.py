@@ -1,10 +1,10 @@
 """Prefetch on the device: while a layer computes, the likeliest experts of the next ones are copied, without the host.
 
-When an event was planned, `take_over` lets it take over what was guessed for it and `fetch` copies the rest; meanwhile
-`pick` lists whom to guess for the next layers, and `send` copies those once the event has all it needs, until the next
+When an event was planned, `claim` lets it have what was prefetched for it and `fetch` copies the rest; meanwhile
+`pick` queues experts of the next layers, and `send` copies those once the event has all it needs, until the next
 one is planned. Whatever has arrived by then need not be fetched again. Each layer ahead has rows of its own, and so has
-the event that computes: nothing is overwritten that is used. A guess that comes true and has a slot brings its row, and
-takes the slot's instead.
+the event that computes: nothing is overwritten that is used. An expert that is claimed and has a slot brings its row,
+and takes that of the slot instead.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 import triton
 
 from hotset.engine.device.prefetch_kernels import claim, fetch, pick, send
-from hotset.engine.device.prefetch_state import DEMAND, GUESS, AheadState, Tallies, Work
+from hotset.engine.device.prefetch_state import DEMAND, PREFETCH, PrefetchState, PrefetchTallies, Work
 from hotset.runtime.graph.plan import Outputs
 
 Tensor = torch.Tensor
 
 
-class DeviceAhead:
-    """Guesses for the passes of one size; nothing here waits for the device or allocates, but for `tallies`.
+class DevicePrefetch:
+    """Prefetch in the steps of one size; nothing here waits for the device or allocates, but for `tallies`.
 
     `host` and `rows` are the memory of the RAM tier and of the arena, `used_bytes` what an expert of each layer takes
-    of a slot, and `host_row_of` (int32 [layers, experts]) where experts lie in the RAM tier. Whoever plans an event
-    must first add one to `state.stop`. Then come `take_over`, `fetch` and `send`, on one stream; `pick` comes after
-    `take_over` and before `send`.
+    of a slot, and `host_row_of` (int32 [layers, experts]) where experts lie in the RAM tier. Who plans an event
+    must first add one to `state.stop`. Then come `claim`, `fetch` and `send`, on one stream; `pick` comes after
+    `claim` and before `send`.
     """
 
     def __init__(
         self,
-        state: AheadState,
+        state: PrefetchState,
         host: Tensor,
         rows: Tensor,
         slot_bytes: int,
@@ -43,39 +43,39 @@ class DeviceAhead:
         tokens: int,
         top_k: int,
         demand: Work = DEMAND,
-        guess: Work = GUESS,
+        work: Work = PREFETCH,
     ) -> None:
-        if demand.block % guess.block or state.progress.shape[1] != guess.programs:
-            raise ValueError(f"{guess} does not go with {demand} or with the state")
-        self.state, self.host_row_of, self.demand, self.guess = state, host_row_of, demand, guess
+        if demand.block % work.block or state.progress.shape[1] != work.programs:
+            raise ValueError(f"{work} does not go with {demand} or with the state")
+        self.state, self.host_row_of, self.demand, self.work = state, host_row_of, demand, work
         self.host, self.rows = host.view(torch.int64), rows.view(torch.int64)
         self.slot_words, self.words = slot_bytes // 8, [-(-used // 8) for used in used_bytes]
         self.words_of = torch.tensor(self.words, dtype=torch.int32, device=rows.device)
         self.layers, self.experts = host_row_of.shape
         self.tokens, self.pairs = tokens, tokens * top_k
-        self.job_ahead = torch.full((min(self.pairs, self.experts),), -1, dtype=torch.int32, device=rows.device)
-        guesses, width = state.guess_expert.shape[1], state.named.shape[2]
+        self.job_queued = torch.full((min(self.pairs, self.experts),), -1, dtype=torch.int32, device=rows.device)
+        per_part, width = state.queued_expert.shape[1], state.ranked.shape[2]
         self._copied = {
             "experts": self.experts,
             "distances": state.distances,
-            "guesses": guesses,
-            "programs": guess.programs,
-            "block": guess.block,
+            "per_part": per_part,
+            "programs": work.programs,
+            "block": work.block,
         }
         self._shared = self._copied | {
             "layers": self.layers,
             "lanes": _lanes(self.experts),
-            "guess_lanes": _lanes(guesses),
+            "queue_lanes": _lanes(per_part),
             "width": width,
             "rank_lanes": _lanes(width),
         }
 
-    def take_over(self, layer: int, out: Outputs, slot_of: Tensor, row_of: Tensor, index: Tensor) -> None:
-        """After an event was planned: let it have what was guessed for it."""
-        loads = len(self.job_ahead)
+    def claim(self, layer: int, out: Outputs, slot_of: Tensor, row_of: Tensor, index: Tensor) -> None:
+        """After an event was planned: let it have what was prefetched for it."""
+        loads = len(self.job_queued)
         launch: Any = claim[(3 + self.state.distances,)]
         launch(
-            index, layer, self.state, out, slot_of, row_of, self.job_ahead, self.words_of, several=self.tokens > 1,
+            index, layer, self.state, out, slot_of, row_of, self.job_queued, self.words_of, several=self.tokens > 1,
             pairs=self.pairs, pair_lanes=_lanes(self.pairs), loads=loads, load_lanes=_lanes(loads),
             **self._shared, num_warps=1,
         )  # fmt: skip
@@ -84,9 +84,9 @@ class DeviceAhead:
         """Copy what an event still misses."""
         launch: Any = fetch[(self.demand.programs,)]
         launch(
-            self.host, self.rows, self.host_row_of, out, self.job_ahead, self.state.progress, layer, self.words[layer],
+            self.host, self.rows, self.host_row_of, out, self.job_queued, self.state.progress, layer, self.words[layer],
             self.slot_words, self.state.distances + 1, self.experts, self.demand.programs, self.demand.block,
-            self.guess.programs, self.guess.block, num_warps=self.demand.warps,
+            self.work.programs, self.work.block, num_warps=self.demand.warps,
         )  # fmt: skip
 
     def targets(self, layer: int) -> int:
@@ -94,12 +94,12 @@ class DeviceAhead:
         return min(self.state.distances, self.layers - 1 - layer)
 
     def pick(self, layer: int, scores: Sequence[Tensor]) -> None:
-        """List whom to send for: scores ([tokens, experts] of each layer ahead, the nearest first) say who is likely.
+        """Queue experts: scores ([tokens, experts] of each layer ahead, the nearest first) say which are likely.
 
-        Who cannot be chosen at all has minus infinity.
+        An expert that cannot be chosen at all has minus infinity.
         """
         if len(scores) != self.targets(layer):
-            raise ValueError(f"after layer {layer} there are {self.targets(layer)} to guess for, not {len(scores)}")
+            raise ValueError(f"after layer {layer} there are {self.targets(layer)} to prefetch for, not {len(scores)}")
         if any(each.numel() != self.tokens * self.experts or not each.is_contiguous() for each in scores):
             raise ValueError(f"scores are of {self.tokens} tokens and {self.experts} experts, side by side")
         if scores:
@@ -110,17 +110,17 @@ class DeviceAhead:
             )  # fmt: skip
 
     def send(self, layer: int) -> None:
-        """Copy guesses for the layers ahead until the next is planned."""
+        """Copy what is queued for the layers ahead until the next is planned."""
         if count := self.targets(layer):
-            launch: Any = send[(self.guess.programs,)]
+            launch: Any = send[(self.work.programs,)]
             launch(
                 self.host, self.rows, self.host_row_of, self.state, layer, self.words_of, self.slot_words,
-                count=count, **self._copied, num_warps=self.guess.warps,
+                count=count, **self._copied, num_warps=self.work.warps,
             )  # fmt: skip
 
-    def tallies(self) -> Tallies:
-        """What came of the guesses so far; waits for the device."""
-        return Tallies(*self.state.tallies.tolist())
+    def tallies(self) -> PrefetchTallies:
+        """What came of prefetches so far; waits for the device."""
+        return PrefetchTallies(*self.state.tallies.tolist())
 
 
 def _lanes(count: int) -> int:

@@ -1,4 +1,4 @@
-"""Kernels of prefetch on the device: take over what was guessed, pick whom to guess, and copy until the next event."""
+"""Kernels of prefetch on the device: claim what was queued, pick what to queue, and copy until the next event."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _blocks_below(end, program, programs: tl.constexpr):
 
 @triton.jit
 def _arrived(progress, blocks, lanes: tl.constexpr, programs: tl.constexpr):
-    """How many blocks of each guess were copied; a list's blocks are numbered from its first guess on."""
+    """How many blocks of each queued were copied; a list's blocks are numbered from its first queued on."""
     program = tl.arange(0, programs)
     done = tl.load(progress + program)[None, :]
     first = (tl.arange(0, lanes) * blocks)[:, None]
@@ -33,13 +33,13 @@ def _arrived(progress, blocks, lanes: tl.constexpr, programs: tl.constexpr):
 
 @triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["index"])
 def claim(
-    index, layer, state, out, slot_of, row_of, job_ahead, words_of,
+    index, layer, state, out, slot_of, row_of, job_queued, words_of,
     several: tl.constexpr, layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr, pairs: tl.constexpr,
     pair_lanes: tl.constexpr, loads: tl.constexpr, load_lanes: tl.constexpr, distances: tl.constexpr,
-    guesses: tl.constexpr, guess_lanes: tl.constexpr, width: tl.constexpr, rank_lanes: tl.constexpr,
+    per_part: tl.constexpr, queue_lanes: tl.constexpr, width: tl.constexpr, rank_lanes: tl.constexpr,
     programs: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Let the loads of an event take over what was guessed, and learn from it.
+    """Let the loads of an event claim what was prefetched for it, and learn from it.
 
     The first program does the one, the others share the rest; none reads what another writes. The copies wait for
     this, so what can be is loaded at once, before anything is stored.
@@ -48,37 +48,37 @@ def claim(
     now = tl.load(state.stop)
     valid = tl.load(state.target + part) == now
     words = tl.load(words_of + layer)
-    pair, place, job = tl.arange(0, pair_lanes), tl.arange(0, guess_lanes), tl.arange(0, load_lanes)
+    pair, place, job = tl.arange(0, pair_lanes), tl.arange(0, queue_lanes), tl.arange(0, load_lanes)
     asked = tl.load(index + pair, mask=pair < pairs, other=-1)
     asked = tl.where((asked >= 0) & (asked < experts), asked, -1).to(tl.int32)
-    guess = tl.load(state.guess_expert + part * guesses + place, mask=place < guesses, other=-1)
-    guess = tl.where(valid, guess, -1)
+    queued = tl.load(state.queued_expert + part * per_part + place, mask=place < per_part, other=-1)
+    queued = tl.where(valid, queued, -1)
     blocks = (words + block - 1) // block
-    copied = tl.where(guess >= 0, _arrived(state.progress + part * programs, blocks, guess_lanes, programs), 0)
+    copied = tl.where(queued >= 0, _arrived(state.progress + part * programs, blocks, queue_lanes, programs), 0)
     loaded = job < tl.load(out.missing)
     expert = tl.where(loaded, tl.load(out.loads + 4 * job, mask=job < loads, other=-2), -2)
-    same = expert[:, None] == guess[None, :]
+    same = expert[:, None] == queued[None, :]
     wanted = tl.max(same.to(tl.int32), axis=0) > 0
     if tl.program_id(0) == 0:
         slot = tl.load(out.loads + 4 * job + 1, mask=job < loads, other=-1)
-        row = tl.load(state.guess_row + part * guesses + place, mask=place < guesses, other=0)
-        same = same & (copied > 0)[None, :]  # who has not set out is no guess
+        row = tl.load(state.queued_row + part * per_part + place, mask=place < per_part, other=0)
+        same = same & (copied > 0)[None, :]  # what has not started is not there
         found = tl.max(tl.where(same, place[None, :], -1), axis=1)
         goes_to = tl.sum(tl.where(same, row[None, :], 0), axis=1)
         swaps = (found >= 0) & (slot >= 0)
         given = tl.load(row_of + slot, mask=swaps, other=0)
-        mine = (asked[:, None] == guess[None, :]) & (copied > 0)[None, :]  # missing: it was not resident
+        mine = (asked[:, None] == queued[None, :]) & (copied > 0)[None, :]  # missing: it was not resident
         pair_goes_to = tl.max(tl.where(mine, row[None, :], -1), axis=1)
-        tl.debug_barrier()  # nobody may still be loading what is stored here
-        tl.store(job_ahead + job, found, mask=loaded)
+        tl.debug_barrier()  # no thread may still be loading what is stored here
+        tl.store(job_queued + job, found, mask=loaded)
         tl.store(out.job_row + job, goes_to, mask=found >= 0)
         tl.store(row_of + slot, goes_to, mask=swaps)
-        tl.store(state.ahead_row + part * guesses + found, given, mask=swaps)
-        tl.store(out.pair_row + pair, pair_goes_to, mask=pair_goes_to >= 0)  # late ones, whom nobody looks at yet
+        tl.store(state.prefetch_row + part * per_part + found, given, mask=swaps)
+        tl.store(out.pair_row + pair, pair_goes_to, mask=pair_goes_to >= 0)  # late ones, which nothing reads yet
         tl.store(state.epoch, now + 1)
     elif tl.program_id(0) == 1:
         if tl.max(asked, axis=0) >= 0:  # an event of sentinels alone is none
-            _judge(state, wanted, copied, blocks, words, block)
+            _tally(state, wanted, copied, blocks, words, block)
     elif tl.program_id(0) == 2:
         for distance in tl.static_range(distances):
             _note_residents(state, layer + 1 + distance, slot_of, distance, layers, experts, lanes)
@@ -89,8 +89,8 @@ def claim(
 
 
 @triton.jit
-def _judge(state, wanted, copied, blocks, words, block: tl.constexpr):
-    """Tally what came of the guesses."""
+def _tally(state, wanted, copied, blocks, words, block: tl.constexpr):
+    """Tally what came of the per_part."""
     kind = tl.arange(0, 8)
     before = tl.load(state.tallies + kind, mask=kind < 6, other=0)
     what = tl.where(wanted == 0, 2, tl.where(copied == blocks, 0, 1))
@@ -107,16 +107,16 @@ def _learn(
     state, layer, part, now, asked, distance: tl.constexpr, distances: tl.constexpr,
     several: tl.constexpr, layers: tl.constexpr, width: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """Note of each rank whether whom the router named beforehand is of the event."""
+    """Note of each rank whether the expert that the router put there is of the event."""
     rank = tl.arange(0, lanes)
-    valid = tl.load(state.named_for + part * distances + distance) == now
-    named = tl.load(state.named + (part * distances + distance) * width + rank, mask=rank < width, other=-1)
+    valid = tl.load(state.ranked_for + part * distances + distance) == now
+    ranked = tl.load(state.ranked + (part * distances + distance) * width + rank, mask=rank < width, other=-1)
     own = state.own + (((distance * 2 + several) * layers + layer) * width + rank) * 2
     shared = state.shared + ((distance * 2 + several) * width + rank) * 2
     own_hits, own_trials = _cells(own, rank < width)
     hits, trials = _cells(shared, rank < width)
-    tried = (named >= 0) & valid
-    hit = tl.max((asked[:, None] == named[None, :]).to(tl.int32), axis=0).to(tl.float32)
+    tried = (ranked >= 0) & valid
+    hit = tl.max((asked[:, None] == ranked[None, :]).to(tl.int32), axis=0).to(tl.float32)
     tl.debug_barrier()
     _count(own, own_hits, own_trials + 1.0, hit, tried)
     _count(shared, hits, trials + 1.0, hit, tried)
@@ -140,11 +140,11 @@ def _count(cell, hits, trials, hit, tried):
 def _note_residents(
     state, layer, slot_of, distance: tl.constexpr, layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr
 ):
-    """Note who is resident in a layer ahead: once that may be planned, its table is not safe to read."""
+    """Note which experts of a layer ahead are resident: once that may be planned, its table is not safe to read."""
     expert = tl.arange(0, lanes)
     inside = (expert < experts) & (layer < layers)
-    seat = tl.load(slot_of + layer * experts + expert, mask=inside, other=0)
-    tl.store(state.seat + distance * experts + expert, seat, mask=expert < experts)
+    slot_of_target = tl.load(slot_of + layer * experts + expert, mask=inside, other=0)
+    tl.store(state.slot_of_target + distance * experts + expert, slot_of_target, mask=expert < experts)
 
 
 @triton.jit
@@ -158,30 +158,30 @@ def _copy(source, target, first, words, block: tl.constexpr):
 
 @triton.jit(do_not_specialize=["layer"])
 def fetch(
-    host, rows, host_row_of, out, job_ahead, progress, layer, words, slot_words, parts,
+    host, rows, host_row_of, out, job_queued, progress, layer, words, slot_words, parts,
     experts: tl.constexpr, programs: tl.constexpr, block: tl.constexpr,
-    guess_programs: tl.constexpr, guess_block: tl.constexpr,
+    prefetch_programs: tl.constexpr, prefetch_block: tl.constexpr,
 ):  # fmt: skip
-    """Copy what an event misses, as hotset.engine.device.gather does, but for the blocks that a guess has brought."""
-    progress += (layer % parts) * guess_programs
+    """Copy what an event misses, as hotset.engine.device.gather does, but for the blocks that a queued has brought."""
+    progress += (layer % parts) * prefetch_programs
     blocks = (words + block - 1) // block
-    guess_blocks = (words + guess_block - 1) // guess_block
+    prefetch_blocks = (words + prefetch_block - 1) // prefetch_block
     at = tl.program_id(0)
     total = tl.load(out.missing) * blocks
     while at < total:
         job = at // blocks
         expert = tl.load(out.loads + 4 * job)
-        guess = tl.load(job_ahead + job)
+        queued = tl.load(job_queued + job)
         source = host + tl.load(host_row_of + layer * experts + expert).to(tl.int64) * slot_words
         target = rows + tl.load(out.job_row + job).to(tl.int64) * slot_words
         first = (at % blocks) * block
-        if guess < 0:
+        if queued < 0:
             _copy(source, target, first, words, block)
         else:
-            for part in tl.static_range(block // guess_block):
-                number = guess * guess_blocks + first // guess_block + part
-                if number >= tl.load(progress + number % guess_programs):
-                    _copy(source, target, first + part * guess_block, words, guess_block)
+            for part in tl.static_range(block // prefetch_block):
+                number = queued * prefetch_blocks + first // prefetch_block + part
+                if number >= tl.load(progress + number % prefetch_programs):
+                    _copy(source, target, first + part * prefetch_block, words, prefetch_block)
         at += programs
 
 
@@ -189,69 +189,71 @@ def fetch(
 def pick(
     scores, layer, state, words_of,
     count: tl.constexpr, tokens: tl.constexpr, layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr,
-    distances: tl.constexpr, guesses: tl.constexpr, guess_lanes: tl.constexpr, width: tl.constexpr,
+    distances: tl.constexpr, per_part: tl.constexpr, queue_lanes: tl.constexpr, width: tl.constexpr,
     rank_lanes: tl.constexpr, programs: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Choose whom to send for the next layers, from what their routers make of this one's input; one program.
+    """Choose experts of the next layers to send for, from what their routers make of this one's input; one program.
 
-    A list that was begun before, when its layer was farther off, goes on: what has set out stays first, and whoever
-    has not makes way for those who are named now.
+    A list that was begun before, when its layer was farther off, goes on: what has started stays first, and what
+    has not makes way for what is ranked now.
     """
     for distance in tl.static_range(count):
         target = layer + 1 + distance
         part = target % (distances + 1)
         number = tl.load(state.epoch) + distance
-        named_at = state.named + (part * distances + distance) * width
-        named = _name(scores[distance], state.votes, named_at, tokens, experts, lanes, width, rank_lanes)
-        chance = _chance(state, target, distance, tokens > 1, layers, width, rank_lanes)
-        seat = tl.load(state.seat + distance * experts + named, mask=named >= 0, other=0)
-        takes = (seat < 0) & (chance >= _MIN_PROBABILITY)
+        ranked_at = state.ranked + (part * distances + distance) * width
+        ranked = _rank(scores[distance], state.votes, ranked_at, tokens, experts, lanes, width, rank_lanes)
+        probability = _probability(state, target, distance, tokens > 1, layers, width, rank_lanes)
+        slot_of_target = tl.load(state.slot_of_target + distance * experts + ranked, mask=ranked >= 0, other=0)
+        takes = (slot_of_target < 0) & (probability >= _MIN_PROBABILITY)
         blocks = (tl.load(words_of + target) + block - 1) // block
-        _enlist(state, part, target, number, named, chance, takes, blocks, guesses, guess_lanes, rank_lanes, programs)
-        tl.store(state.named_for + part * distances + distance, number)
+        _queue(
+            state, part, target, number, ranked, probability, takes, blocks, per_part, queue_lanes, rank_lanes, programs
+        )
+        tl.store(state.ranked_for + part * distances + distance, number)
 
 
 @triton.jit
-def _enlist(
-    state, part, target, number, named, chance, takes, blocks,
-    guesses: tl.constexpr, guess_lanes: tl.constexpr, rank_lanes: tl.constexpr, programs: tl.constexpr,
+def _queue(
+    state, part, target, number, ranked, probability, takes, blocks,
+    per_part: tl.constexpr, queue_lanes: tl.constexpr, rank_lanes: tl.constexpr, programs: tl.constexpr,
 ):  # fmt: skip
-    """Put those who are taken on a layer's list, the likeliest first, behind those who have set out."""
-    rank, place, program = tl.arange(0, rank_lanes), tl.arange(0, guess_lanes), tl.arange(0, programs)
+    """Put the experts that are taken into a layer's queue, the likeliest first, behind those that have started."""
+    rank, place, program = tl.arange(0, rank_lanes), tl.arange(0, queue_lanes), tl.arange(0, programs)
     goes_on = tl.load(state.target + part) == number
-    guess = tl.load(state.guess_expert + part * guesses + place, mask=place < guesses, other=-1)
-    copied = _arrived(state.progress + part * programs, blocks, guess_lanes, programs)
-    begun = goes_on & (guess >= 0) & (copied > 0)
+    queued = tl.load(state.queued_expert + part * per_part + place, mask=place < per_part, other=-1)
+    copied = _arrived(state.progress + part * programs, blocks, queue_lanes, programs)
+    begun = goes_on & (queued >= 0) & (copied > 0)
     kept = tl.max(tl.where(begun, place + 1, 0), axis=0)  # programs start as they like: one before may have none yet
     stays = goes_on & (place < kept)
-    known = tl.max(((named[:, None] == guess[None, :]) & stays[None, :]).to(tl.int32), axis=1)
-    takes = takes & (named >= 0) & (known == 0)
-    before = (chance[:, None] > chance[None, :]) | (
-        (chance[:, None] == chance[None, :]) & (rank[:, None] < rank[None, :])
+    known = tl.max(((ranked[:, None] == queued[None, :]) & stays[None, :]).to(tl.int32), axis=1)
+    takes = takes & (ranked >= 0) & (known == 0)
+    before = (probability[:, None] > probability[None, :]) | (
+        (probability[:, None] == probability[None, :]) & (rank[:, None] < rank[None, :])
     )
     order = kept + tl.sum((before & takes[:, None]).to(tl.int32), axis=0)
-    most = tl.maximum(tl.minimum(tl.load(state.most + target), guesses), kept)
-    length = tl.minimum(kept + tl.sum(takes.to(tl.int32), axis=0), most)
-    takes = takes & (order < most)
-    row = tl.load(state.ahead_row + part * guesses + order, mask=takes, other=-1)
-    nobody = (place >= length) & (place < guesses)
-    none = tl.full((guess_lanes,), -1, tl.int32)
-    tl.debug_barrier()  # nobody may still be loading what is stored here
-    tl.store(state.guess_expert + part * guesses + order, named, mask=takes)
-    tl.store(state.guess_row + part * guesses + order, row, mask=takes)
-    tl.store(state.guess_expert + part * guesses + place, none, mask=nobody)
-    tl.store(state.guess_row + part * guesses + place, none, mask=nobody)
+    limit = tl.maximum(tl.minimum(tl.load(state.max_queued + target), per_part), kept)
+    length = tl.minimum(kept + tl.sum(takes.to(tl.int32), axis=0), limit)
+    takes = takes & (order < limit)
+    row = tl.load(state.prefetch_row + part * per_part + order, mask=takes, other=-1)
+    empty = (place >= length) & (place < per_part)
+    none = tl.full((queue_lanes,), -1, tl.int32)
+    tl.debug_barrier()  # no thread may still be loading what is stored here
+    tl.store(state.queued_expert + part * per_part + order, ranked, mask=takes)
+    tl.store(state.queued_row + part * per_part + order, row, mask=takes)
+    tl.store(state.queued_expert + part * per_part + place, none, mask=empty)
+    tl.store(state.queued_row + part * per_part + place, none, mask=empty)
     tl.store(state.progress + part * programs + program, program, mask=(program >= 0) & (goes_on == 0))
     tl.store(state.length + part, length)
     tl.store(state.target + part, number)
 
 
 @triton.jit
-def _name(
-    scores, votes, named_at, tokens: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr, width: tl.constexpr,
+def _rank(
+    scores, votes, ranked_at, tokens: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr, width: tl.constexpr,
     rank_lanes: tl.constexpr,
 ):  # fmt: skip
-    """Whom a router names, best first, or -1; of several tokens those that most of them put first."""
+    """The experts by a router's rank, best first, or -1; of several tokens those that most of them put first."""
     expert, place = tl.arange(0, lanes), tl.arange(0, rank_lanes)
     if tokens == 1:
         rank, worth = _ranks(scores, experts, lanes)
@@ -265,9 +267,9 @@ def _name(
         tl.debug_barrier()
         rank, worth = _ranks(votes, experts, lanes)
         real = worth > 0
-    tl.store(named_at + rank, tl.where(real, expert, -1), mask=(rank < width) & (expert < experts))
+    tl.store(ranked_at + rank, tl.where(real, expert, -1), mask=(rank < width) & (expert < experts))
     tl.debug_barrier()
-    return tl.load(named_at + place, mask=place < width, other=-1)
+    return tl.load(ranked_at + place, mask=place < width, other=-1)
 
 
 @triton.jit
@@ -285,11 +287,11 @@ def _ranks(values, experts: tl.constexpr, lanes: tl.constexpr):
 
 
 @triton.jit
-def _chance(
+def _probability(
     state, layer, distance: tl.constexpr, several: tl.constexpr, layers: tl.constexpr, width: tl.constexpr,
     lanes: tl.constexpr,
 ):  # fmt: skip
-    """What a guess of each rank has been worth: the layer's own record, leaning on all while it is short."""
+    """What a queued of each rank has been worth: the layer's own record, leaning on all while it is short."""
     rank = tl.arange(0, lanes)
     inside = rank < width
     kind = distance * 2 + several
@@ -311,10 +313,10 @@ def _is_over(stop, epoch):
 @triton.jit(do_not_specialize=["layer"])
 def send(
     host, rows, host_row_of, state, layer, words_of, slot_words,
-    count: tl.constexpr, experts: tl.constexpr, distances: tl.constexpr, guesses: tl.constexpr,
+    count: tl.constexpr, experts: tl.constexpr, distances: tl.constexpr, per_part: tl.constexpr,
     programs: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Copy the guesses for the next layers, the nearest first, until the next event begins; says how far each came."""
+    """Copy the per_part for the next layers, the nearest first, until the next event begins; says how far each came."""
     epoch = tl.load(state.epoch)
     is_over = _is_over(state.stop, epoch)
     for distance in tl.static_range(count):
@@ -326,10 +328,10 @@ def send(
         progress = state.progress + part * programs + tl.program_id(0)
         at = tl.load(progress)
         while (at < total) & (is_over == 0):
-            guess = part * guesses + at // blocks
-            expert = tl.load(state.guess_expert + guess)
+            queued = part * per_part + at // blocks
+            expert = tl.load(state.queued_expert + queued)
             source = host + tl.load(host_row_of + target * experts + expert).to(tl.int64) * slot_words
-            goes_to = rows + tl.load(state.guess_row + guess).to(tl.int64) * slot_words
+            goes_to = rows + tl.load(state.queued_row + queued).to(tl.int64) * slot_words
             place = (at % blocks) * block + tl.arange(0, block)
             there = place < words
             values = tl.load(source + place, mask=there, other=0, eviction_policy="evict_first")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hotset.engine.device.prefetch_state import AheadState
+from hotset.engine.device.prefetch_state import PrefetchState
 from hotset.engine.device.table import DeviceTable
 from hotset.engine.slots import SlotCache
 
@@ -25,7 +25,9 @@ class DeviceCacheState:
         self.row_of = torch.from_numpy(cache.rows).to(device, copy=True)  # int32 [slots]
         self.host_row_of = host_rows  # int32 [layers, experts]
         self.prefetch = (
-            AheadState.of(cache.prefetch_rows, shape.layers, shape.experts, shape.top_k, device) if prefetch else None
+            PrefetchState.of(cache.prefetch_rows, shape.layers, shape.experts, shape.top_k, device)
+            if prefetch
+            else None
         )
 
     def upload(self, cache: SlotCache) -> None:
@@ -33,8 +35,8 @@ class DeviceCacheState:
         self.table.refresh(cache.controller)
         self.row_of.copy_(torch.from_numpy(cache.rows))
         if self.prefetch is not None:
-            rows = cache.prefetch_rows[: self.prefetch.ahead_row.numel()]
-            self.prefetch.ahead_row.view(-1).copy_(torch.tensor(rows, dtype=torch.int32))
+            rows = cache.prefetch_rows[: self.prefetch.prefetch_row.numel()]
+            self.prefetch.prefetch_row.view(-1).copy_(torch.tensor(rows, dtype=torch.int32))
 
     def download(self, cache: SlotCache) -> None:
         """Let the host go on from where the device is, to the last bit.
@@ -44,7 +46,7 @@ class DeviceCacheState:
         """
         self.table.download(cache.controller)
         if self.prefetch is not None:
-            cache.restore_rows(self.row_of.cpu().numpy(), self.prefetch.ahead_row.flatten().tolist())
+            cache.restore_rows(self.row_of.cpu().numpy(), self.prefetch.prefetch_row.flatten().tolist())
 
     def differences(self, cache: SlotCache) -> int:
         """How many experts have other slots than the host believes; for tests."""

@@ -10,7 +10,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.engine.device.gather import Gather
 from hotset.engine.device.log import RING, StepLog
-from hotset.engine.device.prefetch import DeviceAhead
+from hotset.engine.device.prefetch import DevicePrefetch
 from hotset.engine.device.state import DeviceCacheState
 from hotset.engine.device.variant import Predict, Variant
 from hotset.engine.kernels.spec import ExpertSpec
@@ -34,7 +34,7 @@ class StepKernels:
         plan: Plan,
         experts: Sequence[TritonExperts],
         gather: Gather,
-        prefetch: DeviceAhead | None,
+        prefetch: DevicePrefetch | None,
         predict: Predict | None,
     ) -> None:
         self.tokens, self.state, self.plan, self.predict = tokens, state, plan, predict
@@ -90,7 +90,7 @@ class StepKernels:
         experts(hidden, out.pair_row, out.pair_late, weights, result, Phase.LATE, stamp)
         return result
 
-    def _scores(self, prefetch: DeviceAhead | None, layer: int, hidden: Tensor) -> list[Tensor]:
+    def _scores(self, prefetch: DevicePrefetch | None, layer: int, hidden: Tensor) -> list[Tensor]:
         """What the routers of the next layers make of this one's input, beside whatever is fetched for it."""
         targets = 0 if prefetch is None else prefetch.targets(layer)  # the last layer has none
         if not targets or self.predict is None:
@@ -103,7 +103,7 @@ class StepKernels:
             return self.predict(layer, hidden, targets)
 
     def _fetch_beside(
-        self, now: Any, prefetch: DeviceAhead | None, layer: int, index: Tensor, scores: list[Tensor]
+        self, now: Any, prefetch: DevicePrefetch | None, layer: int, index: Tensor, scores: list[Tensor]
     ) -> Any:
         """Copy beside the computation: demand, then predictions; returns what marks the end of demand."""
         copies, predictions = self._copies, self._predictions
@@ -121,14 +121,14 @@ class StepKernels:
                 prefetch.send(layer)
         return fetched
 
-    def _claim(self, prefetch: DeviceAhead | None, layer: int, index: Tensor) -> Any:
+    def _claim(self, prefetch: DevicePrefetch | None, layer: int, index: Tensor) -> Any:
         """Let an event have what was prefetched for it; returns what marks the end of that."""
         if prefetch is None:
             return None
-        prefetch.take_over(layer, self.plan.out, self.state.table.table.slot_of, self.state.row_of, index)
+        prefetch.claim(layer, self.plan.out, self.state.table.table.slot_of, self.state.row_of, index)
         return None if self._copies is None else self._copies.record_event()
 
-    def _copy(self, prefetch: DeviceAhead | None, layer: int) -> None:
+    def _copy(self, prefetch: DevicePrefetch | None, layer: int) -> None:
         """Copy what an event misses, or what prefetch has left of it."""
         out = self.plan.out
         if prefetch is None:
@@ -162,7 +162,7 @@ def make_step_kernels(
     planned = Plan(controller, state.table, tokens * shape.top_k, state.row_of, plan.cached, ring=RING, stop=stop)
     used = [source.layout.used_bytes for source in catalog.layers]
     memory = host_arena.memory, arena.memory, catalog.slot_bytes
-    ahead = prefetch and DeviceAhead(prefetch, *memory, used, state.host_row_of, tokens=tokens, top_k=shape.top_k)
+    ahead = prefetch and DevicePrefetch(prefetch, *memory, used, state.host_row_of, tokens=tokens, top_k=shape.top_k)
     experts: list[TritonExperts] = []
     for source, spec in zip(catalog.layers, specs, strict=True):
         scratch = experts[-1].scratch if experts else None  # of all layers, since one computes at a time

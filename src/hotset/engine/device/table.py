@@ -69,6 +69,6 @@ def _copies(arrays: Any, device: torch.device | str) -> Any:
 
 
 def _refuse_coming(controller: Controller) -> None:
-    """The device finds residents by expert, and would not see who holds a slot without sitting in it."""
+    """The device finds residents by expert, and would not see one for which a slot is reserved."""
     if controller.coming:
         raise HotsetError("experts are on their way to slots held for them: wait until they have landed")

@@ -14,7 +14,7 @@ from hotset.cache.shadow import log_is_full
 from hotset.engine.device.capture import CapturedStep
 from hotset.engine.device.driver import DeviceDriver
 from hotset.engine.device.follow import Ints
-from hotset.engine.device.prefetch_state import Tallies
+from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.device.variant import Predict
 from hotset.engine.support import DeviceSupport
 from hotset.runtime.background import Warmer
@@ -148,7 +148,7 @@ class GraphEngine(DeviceEngine):
         """Take in the adjusted time of a step, for the trial of prefetch."""
         self.tell_guesser(step, seconds)
 
-    def count_prefetches(self, since: Tallies) -> None:
+    def count_prefetches(self, since: PrefetchTallies) -> None:
         """Add what came of prefetches since the last time."""
         if self.ahead is not None:
             for name, more in since._asdict().items():
@@ -203,7 +203,7 @@ class GraphEngine(DeviceEngine):
         state = None if self.driver.state is None or self._broken else self.driver.state.prefetch
         if state is not None and isinstance(self.guesser, ForecastGuesser):
             with self.driver.faults_told():
-                self.guesser.payoff.state.budget[:-1] = state.most.cpu().numpy()
+                self.guesser.payoff.state.budget[:-1] = state.max_queued.cpu().numpy()
         super().settle()
 
     def close(self) -> None:
