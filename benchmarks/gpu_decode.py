@@ -27,13 +27,13 @@ from gpu_timeline import STEPS, timeline
 from hotset import policies
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
+from hotset.engine.build import gpu_engine
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.budget import slots_for_guesses
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
 from hotset.prefetch import PrefetchTrial
 from hotset.runtime.forecasting import ForecastGuesser
-from hotset.runtime.graph.engine import GraphEngine
 from hotset.trace import Trace
 
 from common import publish
@@ -74,14 +74,17 @@ class Trial:
         plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, ahead=ahead)
         controller = Controller(plan, policies.parse(bench.policy))
         maths = [site.math for site in bench.sites]
-        self.engine = GraphEngine(
-            controller, bench.catalog, maths, bench.host, device, pinned=True,
-            predict=self._predict if guess else None,
+        self.engine = gpu_engine(
+            controller, bench.catalog, maths, device, bench.host.controller.plan, bench.host.controller.policy,
+            tier=bench.host, pinned=True,
+            by_device=True, predict=self._predict if guess else None,
         )  # fmt: skip
         if share == 1.0:
             self._fill()
         self.handle = connect_engine(bench.model, bench.sites, self.engine)
-        graphs = DecodeGraphs(bench.model, self.engine, self.handle.tracker, self.handle.static_caches, demanded=True)
+        graphs = DecodeGraphs(
+            bench.model, self.engine.device_decode, self.handle.tracker, self.handle.static_caches, demanded=True
+        )
         self.undo = graphs.install()
         self.decoder = StaticDecoder(bench.model, trace)
         if guess:
@@ -89,7 +92,7 @@ class Trial:
             assert gates is not None  # noqa: S101 - both shapes have plain routers
             self.forced = ForcedGuesses(gates, trace, self.decoder.routing, RIGHT)
             payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
-            self.engine.guesser = ForecastGuesser(
+            self.engine.offload.prefetcher.predictor = ForecastGuesser(
                 parse_forecast("gate"), shape, gate=gates.guess, payoff=payoff, slot_of=controller.table.slot_of
             )
 
@@ -99,7 +102,7 @@ class Trial:
     def _fill(self) -> None:
         bench, slot_of = self.bench, self.engine.controller.table.slot_of
         self.engine.controller.preload(np.ones(slot_of.shape))
-        rows, host = (arena.memory.view(arena.slots, -1) for arena in (self.engine.arena, bench.host.arena))
+        rows, host = (arena.memory.view(arena.slots, -1) for arena in (self.engine.offload.arena, bench.host.arena))
         for key, slot in np.ndenumerate(slot_of):
             rows[slot].copy_(host[bench.host.controller.table.slot_of[key]], non_blocking=True)
 
@@ -114,7 +117,8 @@ class Trial:
             "share": self.share, "prefetch": "auto" if self.guess else "off", "ms_per_token": ms,
             "hit_rate": stats["decode"]["hit_rate"], "missed_mb_per_token": missed / 1e6,
             "stall_ms_per_token": 1e3 * stats["stall_s"] / TIMED,
-            "link_floor_ms": missed / link_gb_per_s / 1e6, "table_differences": self.engine.driver.differences(),
+            "link_floor_ms": missed / link_gb_per_s / 1e6,
+            "table_differences": self.engine.device_decode.driver.differences(),
             "guesses": self._guesses(stats), "timeline": self._timeline(link_gb_per_s),
         }  # fmt: skip
         self.undo()
@@ -153,9 +157,9 @@ class Trial:
 def link_of(bench: Bench) -> float:
     """The best of several measurements: a floor must not be too high."""
     trial = SlotPlan(bench.shape, bench.shape.total_experts // 8)
-    engine = GraphEngine(
-        Controller(trial, policies.parse("lru")), bench.catalog, [site.math for site in bench.sites], bench.host,
-        torch.device("cuda", 0), pinned=True,
+    engine = gpu_engine(
+        Controller(trial, policies.parse("lru")), bench.catalog, [site.math for site in bench.sites],
+        torch.device("cuda", 0), bench.host.controller.plan, bench.host.controller.policy, tier=bench.host, pinned=True,
     )  # fmt: skip
     return max(bench.link_gb_per_s(engine) for _ in range(5))
 

@@ -19,15 +19,18 @@ import torch
 from hotset import policies
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
+from hotset.engine.build import gpu_engine
+from hotset.engine.engine import Engine
+from hotset.engine.guard import Guard
+from hotset.engine.pinned import page_lock
+from hotset.engine.slots import SlotCache
+from hotset.engine.tiers import RamTier
 from hotset.models.attach import layout_of
 from hotset.models.budget import default_staging, shape_of
 from hotset.models.connect import connect_engine
 from hotset.models.lean import remember_shapes
 from hotset.models.shell import strip
 from hotset.models.sites import find_sites
-from hotset.runtime.device import DeviceEngine
-from hotset.runtime.host import HostTier
-from hotset.runtime.pinned import page_lock
 from hotset.store import Catalog, LayerSource
 from hotset.trace import Trace
 from hotset.trace.synth import SynthConfig, synthesise
@@ -103,8 +106,9 @@ class Bench:
         self.shape = shape_of(self.sites, self.catalog)
         strip(self.model, self.sites)
         materialise(self.model, DEVICE)
-        self.host = HostTier(self.catalog, SlotPlan(self.shape, self.shape.total_experts), policies.parse("lru"))
-        self.host.controller.preload(np.ones((self.shape.layers, self.shape.experts)))  # every expert has a slot
+        plan, policy = SlotPlan(self.shape, self.shape.total_experts), policies.parse("lru")
+        self.host = RamTier(self.catalog, plan, policy, Guard(SlotCache(Controller(plan, policy))))
+        self.host.controller.preload(np.ones((self.shape.layers, self.shape.experts)))
         self._fill()
         page_lock(self.host.arena, DEVICE)
 
@@ -114,25 +118,26 @@ class Bench:
         with ThreadPoolExecutor(8) as threads:  # a page that is touched for the first time costs more than its bytes
             list(threads.map(lambda row: row.copy_(one), rows))
 
-    def engine(self, share: float) -> DeviceEngine:
+    def engine(self, share: float) -> Engine:
         """An engine with this share of the experts on the GPU."""
         slots = max(int(share * self.shape.total_experts), 1)
         plan = SlotPlan(self.shape, slots, staging=default_staging(self.shape, on_gpu=True))
-        engine = DeviceEngine(
+        engine = gpu_engine(
             Controller(plan, policies.parse(self.policy)), self.catalog, [site.math for site in self.sites],
-            self.host, torch.device(DEVICE, 0), pinned=True,
+            torch.device(DEVICE, 0), self.host.controller.plan, self.host.controller.policy, tier=self.host,
+            pinned=True,
         )  # fmt: skip
         if share == 1.0:
             engine.controller.table.slot_of[:] = self.host.controller.table.slot_of
             engine.controller.table.num_free[:] = 0
-            engine.arena.memory[: self.host.arena.size_bytes].copy_(self.host.arena.memory)
+            engine.offload.arena.memory[: self.host.arena.size_bytes].copy_(self.host.arena.memory)
         return engine
 
-    def link_gb_per_s(self, engine: DeviceEngine) -> float:
+    def link_gb_per_s(self, engine: Engine) -> float:
         """What the link does with copies of one expert each, as the engine makes them."""
         size, copies = self.catalog.slot_bytes, 40
         pool = self.host.arena.memory.view(self.host.arena.slots, -1)
-        target = engine.arena.memory.view(engine.arena.slots, -1)
+        target = engine.offload.arena.memory.view(engine.offload.arena.slots, -1)
         torch.cuda.synchronize()
         began = time.perf_counter()
         for i in range(copies):

@@ -131,7 +131,7 @@ def ours(memory: str, prefetch: str, dtype: torch.dtype) -> Any:
     model = hotset.load(
         str(reference.path()), memory=memory, prefetch=prefetch, engine="device", dtype=dtype, device=DEVICE
     )
-    filler = model.hotset.engine._filler
+    filler = model.hotset.engine.device_decode.filler
     if filler is not None and not filler.wait(120):
         raise SystemExit("the RAM tier was not filled in two minutes")
     return model
@@ -140,7 +140,7 @@ def ours(memory: str, prefetch: str, dtype: torch.dtype) -> Any:
 def closed(model: Any) -> dict[str, Any]:
     """What the engine says of its run; a run that the host drove is no result."""
     stats, engine = model.hotset.stats(), model.hotset.engine
-    differences = engine.driver.differences()
+    differences = engine.device_decode.driver.differences()
     if stats["driven_by"] != "device":
         raise SystemExit("the host drove: nothing was measured")
     model.hotset.close()

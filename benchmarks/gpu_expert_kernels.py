@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hotset.engine.arena import Arena
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_experts import Phase, TritonExperts
-from hotset.runtime.arena import Arena
 from hotset.store import Part, SlotLayout
 from hotset.store.layout import PAGE_BYTES, round_up
 

@@ -15,7 +15,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.utils import logging
 
 import hotset
-from hotset.runtime.step import Step
+from hotset.engine.step import Step
 from hotset.trace import Phase
 
 from common import publish
@@ -42,14 +42,15 @@ def microseconds(work: Callable[[], Any]) -> float:
 
 def _without_arithmetic(engine: Any, call: Callable[[], Any]) -> Callable[[], Any]:
     """The same call with the products already done: what is left is hotset's own."""
-    real = engine.layers[0]
+    kernels = engine.offload.driver.kernels[0]
+    real = kernels.experts
 
     def work() -> Any:
-        engine.layers[0] = done
+        kernels.experts = done
         try:
             return call()
         finally:
-            engine.layers[0] = real
+            kernels.experts = real
 
     with torch.no_grad():
         call()  # everything is resident from here on
@@ -71,12 +72,12 @@ def main() -> None:
         stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         model = hotset.load(folder, memory=f"{LAYERS * EXPERTS - 1} slots", dtype=torch.float32, policy="blend")
         engine = model.hotset.engine
-        step = Step(1, 1, 1, Phase.DECODE, 0)
+        step = Step(1, 1, 1, Phase.DECODE, 0, engine.driver)
         hidden = torch.randn(1, HIDDEN)
         index = torch.randperm(EXPERTS)[:TOP_K].unsqueeze(0)
         weights = torch.full((1, TOP_K), 1 / TOP_K)
         experts = stock.model.layers[0].mlp.experts
-        kinds: dict[str, Callable[[], Any]] = {"hotset": lambda: engine.forward(step, 0, hidden, index, weights)}
+        kinds: dict[str, Callable[[], Any]] = {"hotset": lambda: step.driver.serve(step, 0, hidden, index, weights)}
         for name in ("grouped_mm", "batched_mm"):
             kinds[name] = lambda f=ALL_EXPERTS_FUNCTIONS[name]: f(experts, hidden, index, weights)
         kinds["hotset without arithmetic"] = _without_arithmetic(engine, kinds["hotset"])

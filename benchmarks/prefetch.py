@@ -25,10 +25,10 @@ from transformers.utils import logging
 import hotset
 from hotset import reference
 from hotset.cache import Controller, SlotPlan
+from hotset.engine.batch import ExpertBatch
+from hotset.engine.step import Step
 from hotset.policies import parse
-from hotset.runtime.event import LiveEvent
 from hotset.runtime.guessing import IsNear
-from hotset.runtime.step import Step
 from hotset.shape import ExpertKey
 from hotset.sim.ahead import simulate_ahead
 from hotset.sim.link import Link
@@ -51,7 +51,7 @@ class Oracle:
         self.layers, self.first = trace.shape.layers, 0
         self.rows = {int(step): trace.experts[trace.step == step] for step in np.unique(trace.step)}
 
-    def after(self, layer: int, _: LiveEvent, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def after(self, layer: int, _: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         """The experts of the next layer, as they were."""
         step, target = run.number - 1 - self.first + (layer == self.layers - 1), (layer + 1) % self.layers
         experts = np.unique(self.rows[step][:, target]).tolist() if step in self.rows else []
@@ -79,8 +79,8 @@ class Contender:
         """Write a text, and keep what a new token took and how long it stalled."""
         engine = self.handle.engine
         if self.known is not None:
-            engine.guesser = Oracle(self.known)
-            engine.guesser.first = self.handle.tracker.steps
+            engine.offload.prefetcher.predictor = Oracle(self.known)
+            engine.offload.prefetcher.predictor.first = self.handle.tracker.steps
         self.handle.reset_stats()
         self.text = self.model.generate(
             ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
@@ -113,7 +113,7 @@ class Contender:
 def link_bytes_per_s(contender: Contender) -> float:
     """How fast experts come when nobody computes."""
     engine, random = contender.handle.engine, np.random.default_rng(0)
-    size, shape = engine.catalog.slot_bytes, engine.shape
+    size, shape = engine.offload.catalog.slot_bytes, engine.shape
     keys = [(int(random.integers(shape.layers)), int(random.integers(shape.experts))) for _ in range(64)]
     began = time.perf_counter()
     if contender.device == "cpu":
@@ -121,7 +121,9 @@ def link_bytes_per_s(contender: Contender) -> float:
         for layer, expert in keys:
             flight = Flight()
             others = [(expert + 7 * i) % shape.experts for i in range(len(staging))]
-            engine.readers.start(flight, [Load(layer, e, row) for e, row in zip(others, staging, strict=True)])
+            engine.offload.mover.readers.start(
+                flight, [Load(layer, e, row) for e, row in zip(others, staging, strict=True)]
+            )
             left = len(staging)
             while left:
                 left -= len(flight.take())
@@ -129,8 +131,8 @@ def link_bytes_per_s(contender: Contender) -> float:
     torch.cuda.synchronize()
     began = time.perf_counter()
     for number, _ in enumerate(keys):
-        row = engine.arena.slots - 1 - number % 4
-        engine._rows[row].copy_(engine._host_rows[number], non_blocking=True)
+        row = engine.offload.arena.slots - 1 - number % 4
+        engine.offload.mover._rows[row].copy_(engine.offload.mover._tier_rows[number], non_blocking=True)
     torch.cuda.synchronize()
     return len(keys) * size / (time.perf_counter() - began)
 

@@ -293,7 +293,7 @@ class Watch:
     def put(self, _: Any) -> None:
         """Note a token; the first call is the prompt."""
         self.times_s.append(time.perf_counter())
-        self.loaded_bytes.append(self.engine.clock.loaded_bytes)
+        self.loaded_bytes.append(self.engine.stats.clock.loaded_bytes)
 
     def end(self) -> None:
         """Nothing is left to do."""
@@ -347,7 +347,7 @@ def live_run(folder: Path, known: Path | None, ids: list[int], pause_s: float) -
     fill: dict[str, Any] = {}
     if pause_s:
         model.hotset.wait_until_warm()
-        fill = {"fill_s": time.perf_counter() - loaded, "fill_bytes": model.hotset.engine.background_bytes}
+        fill = {"fill_s": time.perf_counter() - loaded, "fill_bytes": model.hotset.engine.offload.preloader.moved_bytes}
         time.sleep(max(0.0, loaded + pause_s - time.perf_counter()))
     asked, worked = time.perf_counter(), time.process_time()
     watch, tokens = answer(model, ids, LIVE_TOKENS)

@@ -36,7 +36,7 @@ ALLOWED = {
     "sim": {"compiling", "checks", "prefetch", "forecasts", "cache", "profile", "policies", "trace", "shape", "errors"},
     "profile": {"reading", "text", "policies", "trace", "shape", "files", "errors"},
     "store": {"reading", "files", "errors"},
-    "transfer": {"store", "owner", "errors"},
+    "transfer": {"store", "owner", "trace", "errors"},
     "formats": {"store", "checks", "errors"},
     "engine": {
         "runtime",

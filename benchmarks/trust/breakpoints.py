@@ -20,7 +20,7 @@ import hotset
 
 _PACKAGE = str(Path(hotset.__file__).parent)
 _INSIDE = tuple(
-    f"{_PACKAGE}/{part}" for part in ("transfer/", "runtime/", "cache/", "models/passes", "models/requests")
+    f"{_PACKAGE}/{part}" for part in ("transfer/", "engine/", "runtime/", "cache/", "models/passes", "models/requests")
 )
 SUPPORTED = sys.version_info < (3, 12)
 """Later versions report instructions to trace functions at other places, so that nothing would be struck."""

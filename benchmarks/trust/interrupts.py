@@ -34,8 +34,8 @@ from breakpoints import Breakpoints, Place  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import policies, reference  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
 
 from common import publish  # noqa: E402
@@ -133,7 +133,7 @@ def load(bench: Bench) -> None:
         "staging": chance.randrange(1, 9),
     }
     bench.model = hotset.load(reference.path(), dtype=torch.float32, device="cpu", **bench.settings)
-    poison(bench.model.hotset.engine.arena)
+    poison(bench.model.hotset.engine.offload.arena)
     bench.ask(0)
     began = time.monotonic()
     bench.ask(1)

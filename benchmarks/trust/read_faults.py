@@ -28,8 +28,8 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
 
 from common import publish  # noqa: E402
@@ -100,7 +100,7 @@ class Bench:
         }
         place = self.packed if packed else reference.path()
         self.model = hotset.load(place, dtype=torch.float32, device="cpu", **self.settings)
-        poison(self.model.hotset.engine.arena)
+        poison(self.model.hotset.engine.offload.arena)
 
     def run(self, kind: str, count: int) -> None:
         """So many faults of one kind; those that no read came to do not count."""

@@ -20,7 +20,7 @@ import transformers
 from torch import nn
 
 import hotset
-from hotset.runtime.arena import poison
+from hotset.engine.arena import poison
 
 MEMORIES = ("50%", "2 slots a layer")
 NEW_TOKENS = 6
@@ -86,7 +86,7 @@ def judge(name: str, memory: str, folder: Path) -> Verdict:
             str(folder), memory=budget(memory, folder, name), dtype=torch.float32, auto_class=tiny.auto_class(name)
         )
     aligned(model)
-    poison(model.hotset.engine.arena)
+    poison(model.hotset.engine.offload.arena)
     try:
         expected, found = tiny.logits(stock, given), tiny.logits(model, given)
         tokens = torch.equal(generate(stock, given), generate(model, given)) if tiny.can_generate(name) else None

@@ -11,8 +11,8 @@ import torch
 from quantised import load_dequantised, save_fp8, save_mxfp4
 
 import hotset
+from hotset.engine.arena import poison
 from hotset.errors import ModelError
-from hotset.runtime.arena import poison
 
 # One per way of storing, gating and calling experts.
 QUICK = [
@@ -53,7 +53,7 @@ def test_quantised_experts_are_dequantised_as_stock_does(save, tmp_path: Path) -
     with tiny.quiet():
         model = hotset.load(str(tmp_path), memory="50%")
     exactness.aligned(model)
-    poison(model.hotset.engine.arena)
+    poison(model.hotset.engine.offload.arena)
     given = tiny.inputs("", stock)
     expected, found = tiny.logits(stock, given), tiny.logits(model, given)
     model.hotset.close()

@@ -15,8 +15,8 @@ import tiny_models as tiny  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
+from hotset.engine import gradients as gradients_module  # noqa: E402
 from hotset.errors import ClosedError, ModelError, StoreError  # noqa: E402
-from hotset.runtime import gradients as gradients_module  # noqa: E402
 
 BIT_EQUAL = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "jetmoe", "longcat_flash", "switch_transformers"]
 CLOSE = ["llama4", "dbrx", "muse_spark"]  # other kernels than stock's, or another order of sums
@@ -257,7 +257,7 @@ def test_a_failed_read_in_a_backward_pass_raises_and_the_next_one_is_right(monke
         raise StoreError("the disk is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(model.hotset.engine.readers), "bring", broken)
+        patch.setattr(type(model.hotset.engine.offload.mover.readers), "bring", broken)
         with pytest.raises(StoreError, match="the disk is gone"):
             loss.backward()
     assert_equal(gradients(model, given), expected("qwen3_moe", torch.float32, "eval"), model, 0)

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
-from hotset.runtime import pinned  # noqa: E402
-from hotset.runtime.arena import Arena  # noqa: E402
+from hotset.engine import pinned  # noqa: E402
+from hotset.engine.arena import Arena  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -49,7 +49,7 @@ def test_models_are_loaded_asked_at_once_and_dropped_in_a_loop(expected: Any, cl
     for turn in range(8):
         model = load(memory=("25%", "50%")[turn % 2], host_memory=("auto", "60%")[turn % 4 // 2])
         assert torch.equal(greedy(model), expected)  # while the RAM tier is still being filled
-        assert model.hotset.engine.pinned
+        assert model.hotset.engine.offload.pinned
         if closed:
             model.hotset.close()
         del model
@@ -74,7 +74,7 @@ def test_a_load_that_fails_half_way_leaves_no_lock_behind(expected: Any, monkeyp
                 load()
     gc.collect()
     model = load()
-    assert model.hotset.engine.pinned
+    assert model.hotset.engine.offload.pinned
     assert torch.equal(greedy(model), expected)
     model.hotset.close()
 
@@ -104,7 +104,7 @@ def test_memory_is_unlocked_when_it_is_given_back() -> None:
 def test_a_graph_is_captured_after_all_others_were_dropped(expected: Any) -> None:
     model = load(engine="device")
     engine, kept = model.hotset.engine, []
-    assert engine._filler is None or engine._filler.wait(60)
+    assert engine.device_decode.filler is None or engine.device_decode.filler.wait(60)
     graphs = _graphs_of(model)
     for turn in range(6):
         assert torch.equal(greedy(model), expected)

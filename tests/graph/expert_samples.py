@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 
 import tiny_models as tiny
 
+from hotset.engine.arena import Arena, poison
+from hotset.engine.batch import ExpertBatch
 from hotset.engine.kernels.cpu import RowExperts
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.sites import find_sites
-from hotset.runtime.arena import Arena, poison
-from hotset.runtime.event import LiveEvent
 from hotset.store import Part, SlotLayout
 from hotset.store.layout import PAGE_BYTES, round_up
 
@@ -90,12 +90,12 @@ def routing_of(sample: Sample, tokens: int, top_k: int, *, sentinels: int = 0, e
 @torch.no_grad()
 def expected(sample: Sample, routing: Routing) -> Tensor:
     """What the host-driven path computes: experts in their slots, weighted, and summed as an event does."""
-    event = LiveEvent(routing.x, routing.index.to(DEVICE), routing.weights, sample.experts)
+    event = ExpertBatch(routing.x, routing.index.to(DEVICE), routing.weights, sample.experts)
     if not len(event.experts):
         return torch.zeros_like(routing.x)
     pairs, ends = event.places(None)
     places = torch.from_numpy(np.ascontiguousarray(pairs)).to(DEVICE)
     slots = [sample.slot(int(expert)) for expert in event.experts]
     experts = RowExperts(sample.arena, sample.layout, sample.math)
-    event.put(places, experts(event.rows(places), slots, ends))
-    return event.total()
+    event.scatter(places, experts(event.rows(places), slots, ends))
+    return event.combine()

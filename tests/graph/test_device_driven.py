@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 import hotset  # noqa: E402
 from hotset import policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 
@@ -62,20 +62,20 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def load(path: Any = None, **options: Any) -> Any:
     """A model that the device drives; slots and the RAM tier are poisoned before anything is read into them."""
-    from hotset.runtime.graph.engine import GraphEngine
+    from hotset.engine.device.decode import DeviceDecode
 
-    plain = GraphEngine.fill_host
+    plain = DeviceDecode.fill_tier
 
-    def fill_host(engine: Any) -> None:
-        poison(engine.arena)
-        poison(engine.host.arena)
-        plain(engine)
+    def fill_tier(decode: Any) -> None:
+        poison(decode._offload.arena)
+        poison(decode._offload.tier.arena)
+        plain(decode)
 
     given = {"memory": "25%", "dtype": torch.float32, "prefetch": "off", "engine": "device", "device": DEVICE}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GraphEngine, "fill_host", fill_host)
+        patch.setattr(DeviceDecode, "fill_tier", fill_tier)
         model = hotset.load(str(path or reference.path()), **given | options)
-    filler = model.hotset.engine._filler
+    filler = model.hotset.engine.device_decode.filler
     assert filler is None or filler.wait(60)
     return model
 
@@ -85,7 +85,7 @@ def driven(model: Any) -> dict[str, Any]:
     stats: dict[str, Any] = model.hotset.stats()
     engine = model.hotset.engine
     assert stats["driven_by"] == "device"
-    assert engine.driver.differences() == 0
+    assert engine.device_decode.driver.differences() == 0
     assert stats["hits"] + stats["misses"] == stats["asked"]
     assert stats["decode"]["misses"] > 0
     return stats
@@ -151,7 +151,7 @@ def test_other_sizes_and_guesses_say_what_stock_says(tokenizer: Any, stock: Any,
     model = load(memory=memory, prefetch=prefetch)
     assert text(model, ids_of(tokenizer), 96) == text(stock, ids_of(tokenizer), 96)
     driven(model)
-    guesses = model.hotset.engine.ahead
+    guesses = model.hotset.engine.offload.prefetcher
     assert (guesses is not None) == (prefetch == "gate")
     assert guesses is None or guesses.counts.total_bytes > 0
     model.hotset.close()
@@ -218,14 +218,14 @@ def test_pins_change_between_answers(tokenizer: Any, stock: Any, shared: Any) ->
     expected = text(stock, ids, 32)
     assert text(shared, ids, 32) == expected
     slot_of = shared.hotset.engine.controller.table.slot_of
-    with shared.hotset.engine.quiet():
+    with shared.hotset.engine.paused():
         absent = [(layer, e) for layer in (0, 5) for e in range(64) if slot_of[layer, e] < 0]
     absent = absent[:3] + absent[-3:]
     shared.hotset.pin(absent)
     assert text(shared, ids, 32) == expected
     driven(shared)
     assert sorted(shared.hotset.pins()) == sorted(absent)
-    on_device = shared.hotset.engine.driver.state.table.table.slot_of.cpu()
+    on_device = shared.hotset.engine.device_decode.driver.state.table.table.slot_of.cpu()
     assert all(on_device[key] >= 0 for key in absent)
     shared.hotset.unpin()
     assert text(shared, ids, 32) == expected
@@ -244,7 +244,7 @@ def test_a_warm_start(tokenizer: Any, stock: Any, shared: Any, tmp_path: Path) -
     assert model.hotset.wait_until_warm(60)
     assert text(model, ids, 32) == expected
     stats, pins = driven(model), model.hotset.pins()
-    on_device = model.hotset.engine.driver.state.table.table.slot_of.cpu()
+    on_device = model.hotset.engine.device_decode.driver.state.table.table.slot_of.cpu()
     model.hotset.close()
     assert len(pins) == 24
     assert all(on_device[key] >= 0 for key in pins)

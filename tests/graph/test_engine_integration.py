@@ -33,6 +33,8 @@ from hotset.cache.supervisor import Supervisor  # noqa: E402
 from hotset.engine.device import capture  # noqa: E402
 from hotset.engine.device.capture import Capture, WarmUp  # noqa: E402
 from hotset.engine.device.variant import lookahead_key  # noqa: E402
+from hotset.engine.engine import Engine  # noqa: E402
+from hotset.engine.step import Step  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.forecasts import parse as parse_forecast  # noqa: E402
 from hotset.models.static_caches import static_cache  # noqa: E402
@@ -41,8 +43,6 @@ from hotset.models.wishes import GenerateArguments  # noqa: E402
 from hotset.owner import Owner  # noqa: E402
 from hotset.prefetch import PrefetchTrial  # noqa: E402
 from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
-from hotset.runtime.graph.engine import GraphEngine  # noqa: E402
-from hotset.runtime.step import Step  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
 
@@ -80,7 +80,7 @@ def greedy(model: Any, tokens: int = NEW, ids: Any = IDS, **options: Any) -> lis
     return tiny_device.greedy(model, tokens, ids, **options)
 
 
-def guesser_for(engine: GraphEngine, *, auto: bool) -> ForecastGuesser:
+def guesser_for(engine: Engine, *, auto: bool) -> ForecastGuesser:
     payoff = PrefetchTrial(engine.shape.layers, auto=auto, most=engine.controller.plan.ahead)
     slot_of = engine.controller.table.slot_of
     return ForecastGuesser(parse_forecast("gate"), engine.shape, payoff=payoff, slot_of=slot_of)
@@ -204,8 +204,8 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
     engine = model.hotset.engine
     for name, auto, expected in (("best", False, "forecast best"), ("best", True, None), ("gate", False, None)):
         payoff = PrefetchTrial(LAYERS, auto=auto)
-        engine.guesser = ForecastGuesser(parse_forecast(name), engine.shape, payoff=payoff)
-        reasons = engine.unsupported_reasons()
+        engine.offload.prefetcher.predictor = ForecastGuesser(parse_forecast(name), engine.shape, payoff=payoff)
+        reasons = engine.device_decode.unsupported_reasons()
         assert (not reasons) if expected is None else (expected in reasons[0])
     model.hotset.close()
 
@@ -213,30 +213,30 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
 def test_passes_with_guesses_are_those_that_the_payoff_names(folder: Path) -> None:
     model = load(folder, ahead=4, install=False)
     engine = model.hotset.engine
-    runs = [Step(number, 1, 1, Phase.DECODE, 0) for number in range(32)]
-    assert all(engine.prefetches_in(run) for run in runs)  # nobody compares
-    engine.guesser = guesser_for(engine, auto=True)
-    found = [engine.prefetches_in(run) for run in runs]
-    assert found == [not engine.guesser.payoff.goes_without(run.number) for run in runs]
+    runs = [Step(number, 1, 1, Phase.DECODE, 0, engine.driver) for number in range(32)]
+    assert all(engine.device_decode.prefetches_in(run) for run in runs)  # nobody compares
+    engine.offload.prefetcher.predictor = guesser_for(engine, auto=True)
+    found = [engine.device_decode.prefetches_in(run) for run in runs]
+    assert found == [not engine.offload.prefetcher.predictor.payoff.goes_without(run.number) for run in runs]
     assert sum(found) == 16  # one of every two goes without
-    engine.guesser = guesser_for(engine, auto=False)
-    assert all(engine.prefetches_in(run) for run in runs)
+    engine.offload.prefetcher.predictor = guesser_for(engine, auto=False)
+    assert all(engine.device_decode.prefetches_in(run) for run in runs)
     model.hotset.close()
     model = load(folder, ahead=1, install=False)  # one row cannot be shared by two layers
-    assert not any(model.hotset.engine.prefetches_in(run) for run in runs)
+    assert not any(model.hotset.engine.device_decode.prefetches_in(run) for run in runs)
     model.hotset.close()
 
 
 def test_the_device_waits_until_nothing_is_on_its_way(folder: Path) -> None:
     model = load(folder)
     engine = model.hotset.engine
-    assert engine.ready
-    engine.warmer = SimpleNamespace(busy=True, stop=lambda: None)
-    assert not engine.ready
-    engine.warmer = SimpleNamespace(busy=False, stop=lambda: None)
-    assert engine.ready
+    assert engine.device_decode.ready
+    engine.offload.preloader.running = SimpleNamespace(busy=True, stop=lambda: None)
+    assert not engine.device_decode.ready
+    engine.offload.preloader.running = SimpleNamespace(busy=False, stop=lambda: None)
+    assert engine.device_decode.ready
     engine.controller.coming[ExpertKey(0, 0)] = 0
-    assert not engine.ready
+    assert not engine.device_decode.ready
     engine.controller.coming.clear()
     model.hotset.close()
 
@@ -247,15 +247,15 @@ def test_the_device_waits_until_nothing_is_on_its_way(folder: Path) -> None:
 def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder: Path) -> None:
     model = load(folder, ahead=4)
     engine = model.hotset.engine
-    engine.guesser = guesser = guesser_for(engine, auto=True)
+    engine.offload.prefetcher.predictor = guesser = guesser_for(engine, auto=True)
     expected = greedy(stock, NEW + 1)
     assert greedy(model, NEW + 1) == expected
     assert {one.variant.prefetch for one in model.graphs.held} == {True, False}
     stats = model.hotset.stats()
-    assert engine.driver.differences() == 0
-    state = engine.driver.state.prefetch
-    assert state.tallies.tolist() == list(vars(engine.ahead.counts).values())
-    assert stats["prefetch_hits"] == engine.ahead.counts.in_time
+    assert engine.device_decode.driver.differences() == 0
+    state = engine.device_decode.driver.state.prefetch
+    assert state.tallies.tolist() == list(vars(engine.offload.prefetcher.counts).values())
+    assert stats["prefetch_hits"] == engine.offload.prefetcher.counts.in_time
     assert stats["prefetch"]["most"] == state.max_queued.tolist()
     assert stats["prefetch"]["decision"] in ("trial", "on", "off")
     assert guesser.payoff.state.seen.sum() > 0 or not CUDA
@@ -265,16 +265,16 @@ def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder:
 
 
 def test_a_pass_is_timed_by_the_device_and_counted_once(folder: Path) -> None:
-    model = load(folder)
+    model = load(folder, ahead=4)
     engine = model.hotset.engine
     greedy(model)
     model.hotset.reset_stats()
-    engine.guesser = noted = SimpleNamespace(passes=[])
+    engine.offload.prefetcher.predictor = noted = SimpleNamespace(passes=[])
     noted.note_pass = lambda run, seconds: noted.passes.append((run.number, seconds))
     noted.look = noted.observe = lambda *_: None
-    engine.driver.follower._adjusted = lambda seconds, _: seconds
+    engine.device_decode.driver.follower._adjusted = lambda seconds, _: seconds
     greedy(model)
-    engine.guesser = None
+    engine.offload.prefetcher.predictor = None
     stats = model.hotset.stats()
     assert stats["passes"] == NEW
     assert stats["tokens"] == IDS.shape[1] + NEW - 1
@@ -291,20 +291,20 @@ def test_pins_and_prompts_between_answers_reach_the_device(stock: Any, folder: P
     model = load(folder, policy)
     handle, engine = model.hotset, model.hotset.engine
     assert greedy(model, 3) == greedy(stock, 3)
-    with engine.quiet():
+    with engine.paused():
         key = next(ExpertKey(*k) for k in np.argwhere(engine.controller.table.slot_of < 0).tolist())
     handle.pin([key])
-    engine.lease.recall()  # nothing is left to give back
-    assert not engine.lease.held
+    engine.device_decode.lease.recall()  # nothing is left to give back
+    assert not engine.device_decode.lease.held
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     assert handle.pins() == [key]
-    assert engine.driver.state.table.table.slot_of.cpu()[tuple(key)] >= 0
+    assert engine.device_decode.driver.state.table.table.slot_of.cpu()[tuple(key)] >= 0
     handle.unpin()
     assert greedy(model, 3) == greedy(stock, 3)
     handle.stats()
-    assert engine.driver.differences() == 0
-    table = engine.driver.state.table
-    engine.lease.recall()
+    assert engine.device_decode.driver.differences() == 0
+    table = engine.device_decode.driver.state.table
+    engine.device_decode.lease.recall()
     for mine, theirs in zip(table.state, engine.controller.state, strict=True):
         assert np.array_equal(mine.cpu().numpy(), theirs)
     handle.close()
@@ -319,17 +319,19 @@ def test_the_host_takes_the_table_of_the_device_and_not_of_its_own_replay(stock:
     table = engine.controller.table
     a, b = (int(e) for e in np.flatnonzero(table.slot_of[0] >= 0)[:2])
     table.slot_of[0, [a, b]] = table.slot_of[0, [b, a]]
-    assert engine.driver.differences() == 2
+    assert engine.device_decode.driver.differences() == 2
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     model.hotset.stats()
-    assert engine.driver.differences() == 0
+    assert engine.device_decode.driver.differences() == 0
     model.hotset.close()
 
 
 def test_a_plain_look_at_the_statistics_downloads_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(folder)
     greedy(model, 3)
-    monkeypatch.setattr(type(model.hotset.engine.driver.state.table), "download", lambda *_: pytest.fail("downloaded"))
+    monkeypatch.setattr(
+        type(model.hotset.engine.device_decode.driver.state.table), "download", lambda *_: pytest.fail("downloaded")
+    )
     model.hotset.stats()
     model.hotset.statistics()
     model.hotset.pins()
@@ -344,14 +346,16 @@ def test_warm_pins_reach_the_device(stock: Any, folder: Path) -> None:
     pin = engine.supervisor.warm_pin
     assert pin is not None
     assert greedy(model, 3) == greedy(stock, 3)
-    with engine.quiet():
-        assert engine.lease.held
+    with engine.paused():
+        assert engine.device_decode.lease.held
         pin.chosen[0, 3] = True
         warm_pin._protect(engine.controller, pin.chosen)
-        assert not engine.lease.held
+        assert not engine.device_decode.lease.held
     assert greedy(model, 3) == greedy(stock, 3)
-    assert engine.lease.held
-    assert np.array_equal(engine.driver.state.table.table.shield.cpu().numpy(), engine.controller.table.shield)
+    assert engine.device_decode.lease.held
+    assert np.array_equal(
+        engine.device_decode.driver.state.table.table.shield.cpu().numpy(), engine.controller.table.shield
+    )
     model.hotset.close()
 
 
@@ -359,16 +363,16 @@ def test_another_policy_gets_other_kernels_or_the_host(stock: Any, folder: Path)
     model = load(folder)
     engine, graphs = model.hotset.engine, model.graphs
     assert greedy(model, 3) == greedy(stock, 3)
-    side = engine.driver.kernels_for(1)
-    with engine.quiet():
+    side = engine.device_decode.driver.kernels_for(1)
+    with engine.paused():
         engine.controller.adopt(Controller(engine.controller.plan, policies.parse("lru")))
-    assert engine.driver.is_outdated
+    assert engine.device_decode.driver.is_outdated
     assert greedy(model, 3) == greedy(stock, 3)
-    assert engine.driver.kernels_for(1) is not side
+    assert engine.device_decode.driver.kernels_for(1) is not side
     assert len(graphs.held) == 1
     model.hotset.stats()
-    assert engine.driver.differences() == 0
-    with engine.quiet():
+    assert engine.device_decode.driver.differences() == 0
+    with engine.paused():
         engine.controller.adopt(Controller(engine.controller.plan, policies.parse("window")))
     assert greedy(model, 3) == greedy(stock, 3)
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
@@ -423,7 +427,7 @@ def test_what_cannot_be_captured_goes_the_hosts_way(stock: Any, folder: Path, mo
     assert greedy(model) == greedy(stock)
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     assert len(tries) == 1
-    assert engine.driver.state is None
+    assert engine.device_decode.driver.state is None
     assert not model.hotset.static_caches.is_open  # chats learn of it, too
     assert model.hotset.notes == [
         "the host drives the GPU, for its decode could not be captured: "
@@ -446,7 +450,7 @@ def test_a_second_graph_that_fails_leaves_the_first_ones_state_to_the_host(
 ) -> None:
     model = load(folder)
     assert greedy(model, 3) == greedy(stock, 3)
-    assert model.hotset.engine.lease.held
+    assert model.hotset.engine.device_decode.lease.held
     monkeypatch.setattr(capture, "recorded", fails)
     assert greedy(model, 2, max_length=1100) == greedy(stock, 2)
     with model.hotset.trace():
@@ -486,7 +490,7 @@ def test_an_interrupt_right_after_the_launch_loses_no_pass(stock: Any, folder: P
     assert model.hotset.stats()["decode"]["hits"] + model.hotset.stats()["decode"]["misses"] == LAYERS * TOP_K
     assert greedy(model, 3) == greedy(stock, 3)
     model.hotset.stats()
-    assert model.hotset.engine.driver.differences() == 0
+    assert model.hotset.engine.device_decode.driver.differences() == 0
     model.hotset.close()
 
 
@@ -600,7 +604,7 @@ def test_a_capture_that_was_broken_off_serves_nothing_any_more(
         assert served == [1]
     assert greedy(model, 3) == greedy(stock, 3)
     model.hotset.stats()
-    assert model.hotset.engine.driver.differences() == 0
+    assert model.hotset.engine.device_decode.driver.differences() == 0
     model.hotset.close()
 
 

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import expert_samples as samples  # noqa: E402
 
+from hotset.engine.batch import ExpertBatch  # noqa: E402
 from hotset.engine.kernels import tuning, with_triton  # noqa: E402
 from hotset.engine.kernels.activations import _GATED, _PLAIN, Activation, activation_of  # noqa: E402
 from hotset.engine.kernels.few_tokens import FewTokenKernels  # noqa: E402
@@ -29,7 +30,6 @@ from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.engine.kernels.spec import ExpertSpec  # noqa: E402
 from hotset.engine.kernels.triton_experts import Phase, Scratch, TritonExperts, up_kernel  # noqa: E402
 from hotset.engine.kernels.tuning import Choice, Problem  # noqa: E402
-from hotset.runtime.event import LiveEvent  # noqa: E402
 from hotset.store import Part, SlotLayout  # noqa: E402
 
 CUDA = torch.cuda.is_available()
@@ -187,8 +187,8 @@ def test_more_tokens_than_there_is_room_for_are_refused() -> None:
         compute(kernels_of(sample, 4, most_tokens=2), sample, samples.routing_of(sample, tokens=3, top_k=4))
 
 
-def batch_of(sample: samples.Sample, routing: samples.Routing) -> LiveEvent:
-    return LiveEvent(routing.x, routing.index.to(routing.x.device), routing.weights, sample.experts)
+def batch_of(sample: samples.Sample, routing: samples.Routing) -> ExpertBatch:
+    return ExpertBatch(routing.x, routing.index.to(routing.x.device), routing.weights, sample.experts)
 
 
 def host_driven(sample: samples.Sample, top_k: int) -> FewTokenKernels:
@@ -214,7 +214,7 @@ def test_the_host_computes_in_any_number_of_parts_to_the_same_bits(family: str, 
         assert kernels.few(batch)
         for part in np.split(order, cuts):
             kernels.run(batch, part, sample.slot(part))
-        assert torch.equal(batch.total(), whole)
+        assert torch.equal(batch.combine(), whole)
 
 
 def test_more_pairs_than_few_and_unknown_experts_are_computed_otherwise() -> None:
@@ -223,7 +223,7 @@ def test_more_pairs_than_few_and_unknown_experts_are_computed_otherwise() -> Non
     kernels, batch = host_driven(sample, 4), batch_of(sample, routing)
     assert not kernels.few(batch)
     kernels.run(batch, batch.experts, sample.slot(batch.experts))
-    assert torch.equal(batch.total(), samples.expected(sample, routing))
+    assert torch.equal(batch.combine(), samples.expected(sample, routing))
     odd = ExpertSpec(sample.math.up, sample.math.down, torch.tanh)
     assert with_triton(sample.arena, sample.layout, odd, 4, kernels.many) is kernels.many
 

@@ -74,7 +74,7 @@ def test_the_text_is_that_of_the_stock_model_and_the_books_are_those_of_the_devi
     assert greedy(model) == greedy(stock)
     stats = model.hotset.stats()
     assert len(model.graphs.held) == 1
-    assert engine.driver.differences() == 0
+    assert engine.device_decode.driver.differences() == 0
     assert stats["decode"]["hits"] + stats["decode"]["misses"] == (NEW - 1) * LAYERS * TOP_K
     assert stats["hits"] + stats["misses"] == stats["asked"]
     assert stats["loaded_bytes"] > 0
@@ -102,7 +102,7 @@ def test_a_second_answer_uses_the_same_graph_and_turns_mix_with_prompts(stock: A
     assert greedy(model, 3) == greedy(stock, 3)
     assert len(model.graphs.held) == 1
     model.hotset.stats()
-    assert model.hotset.engine.driver.differences() == 0
+    assert model.hotset.engine.device_decode.driver.differences() == 0
     model.hotset.close()
 
 
@@ -131,15 +131,15 @@ def test_a_batch_is_served_by_the_device_where_it_fits(stock: Any) -> None:
     assert greedy(model, 3, ids) == greedy(stock, 3, ids)
     assert len(model.graphs.held) == 1
     model.hotset.stats()
-    assert model.hotset.engine.driver.differences() == 0
+    assert model.hotset.engine.device_decode.driver.differences() == 0
     model.hotset.close()
 
 
 def test_until_the_ram_tier_is_full_the_host_drives(stock: Any) -> None:
     model = load(24, install=False)
-    graphs = DecodeGraphs(model, model.hotset.engine, model.hotset.tracker, model.hotset.static_caches)
+    graphs = DecodeGraphs(model, model.hotset.engine.device_decode, model.hotset.tracker, model.hotset.static_caches)
     undo = graphs.install()
-    assert not model.hotset.engine.ready
+    assert not model.hotset.engine.device_decode.ready
     assert greedy(model, 3) == greedy(stock, 3)
     assert not graphs.held
     undo()
@@ -150,18 +150,18 @@ def test_until_the_ram_tier_is_full_the_host_drives(stock: Any) -> None:
 
 def test_what_cannot_be_driven_says_why() -> None:
     model = load(24, "window", install=False)
-    assert "window" in model.hotset.engine.unsupported_reasons()[0]
+    assert "window" in model.hotset.engine.device_decode.unsupported_reasons()[0]
     model.hotset.close()
     model = load(24, install=False)
-    model.hotset.engine.pinned = False
-    assert "lock" in model.hotset.engine.unsupported_reasons()[0]
+    model.hotset.engine.device_decode.page_locked = False
+    assert "lock" in model.hotset.engine.device_decode.unsupported_reasons()[0]
     model.hotset.close()
 
 
 def test_too_little_staging_is_refused_before_anything_runs() -> None:
     model = load(24, staging=3)
     with pytest.raises(HotsetError, match="staging"):
-        model.hotset.engine.driver.kernels_for(1)
+        model.hotset.engine.device_decode.driver.kernels_for(1)
     model.hotset.close()
 
 

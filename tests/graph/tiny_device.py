@@ -15,6 +15,8 @@ import triton
 from hotset import policies
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope, SlotPlan
+from hotset.engine.arena import poison
+from hotset.engine.build import gpu_engine
 from hotset.engine.device import capture, gather
 from hotset.engine.kernels import tuning
 from hotset.models.budget import shape_of
@@ -22,9 +24,6 @@ from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
 from hotset.models.gates import Gates
 from hotset.models.lean import LeanLoad, lean_loading
-from hotset.runtime.arena import poison
-from hotset.runtime.graph.engine import GraphEngine
-from hotset.runtime.host import HostTier
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
@@ -105,22 +104,29 @@ def load(
     assert lean.sites is not None
     assert lean.catalog is not None
     shape = shape_of(lean.sites, lean.catalog)
-    host = HostTier(lean.catalog, SlotPlan(shape, shape.total_experts), policies.parse("lru"))
+    host = SlotPlan(shape, shape.total_experts)
     controller = Controller(SlotPlan(shape, slots, Scope.LAYER, staging, ahead), policies.parse(policy))
     maths = [site.math for site in lean.sites]
     gates = Gates.of(model, lean.sites) if ahead else None
     predict = None if gates is None else gates.scores
-    engine = GraphEngine(controller, lean.catalog, maths, host, DEVICE, pinned=not CUDA, predict=predict)
-    poison(engine.arena)
-    poison(host.arena)
+    engine = gpu_engine(
+        controller, lean.catalog, maths, DEVICE, host, policies.parse("lru"),
+        by_device=True, pinned=not CUDA, predict=predict,
+    )  # fmt: skip
+    decode, offload = engine.device_decode, engine.offload
+    assert decode is not None
+    assert offload is not None
+    assert offload.tier is not None
+    poison(offload.arena)
+    poison(offload.tier.arena)
     handle = connect_engine(model, lean.sites, engine)
-    assert engine.driver.can_prefetch == (ahead > 1)
+    assert decode.driver.can_prefetch == (ahead > 1)
     if install:
-        engine.fill_host()
-        assert engine._filler is not None
-        assert engine._filler.wait(60)
+        decode.fill_tier()
+        assert decode.filler is not None
+        assert decode.filler.wait(60)
         caches = handle.static_caches
-        model.graphs = DecodeGraphs(model, engine, handle.tracker, caches, warn=handle.remark, demanded=demanded)
+        model.graphs = DecodeGraphs(model, decode, handle.tracker, caches, warn=handle.remark, demanded=demanded)
         handle.on_close(model.graphs.install())
     return model
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "families"))
 import tiny_models as tiny  # noqa: E402
 
 import hotset  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import BudgetError, ModelError  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_detach_leaves_the_model_as_it_was(name: str, tmp_path: Path) -> None:
     given = tiny.inputs(name, model)
     expected = tiny.logits(model, given)
     hotset.attach(model, memory="50%", spill=tmp_path)
-    poison(model.hotset.engine.arena)
+    poison(model.hotset.engine.offload.arena)
     assert sum(p.numel() for p in model.parameters()) < sum(t.numel() for t in before.values())
     assert torch.allclose(tiny.logits(model, given), expected, atol=1e-5)
     assert model.hotset.stats()["misses"] > 0

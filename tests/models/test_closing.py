@@ -87,7 +87,7 @@ def test_the_handle_closes_at_the_end_of_a_block(tmp_path: Path) -> None:
 def test_closing_gives_the_memory_of_the_slots_back_while_the_model_lives(tmp_path: Path) -> None:
     model = loaded("qwen3_moe", tmp_path)
     tiny.logits(model, tiny.inputs("qwen3_moe", model))
-    memory = model.hotset.engine.arena.memory
+    memory = model.hotset.engine.offload.arena.memory
     assert memory.any()
     model.hotset.close()
     assert not memory.any()  # pages that were given back read as zeros

@@ -93,7 +93,7 @@ with model.hotset.trace(here / "trace.safetensors"):
     tiny.logits(model, given)
     taken, done = threading.Event(), threading.Event()
     def hold():
-        with model.hotset.engine.quiet():
+        with model.hotset.engine.paused():
             taken.set(); done.wait()
     holder = threading.Thread(target=hold); holder.start(); taken.wait()
     pid = os.fork()

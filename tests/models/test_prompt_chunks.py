@@ -114,7 +114,7 @@ def test_replaying_a_run_with_chunks_gives_the_same_loads_in_the_same_order(tmp_
     live: list[Any] = []
     with chunked() as model:
         listen = lambda layer, rows: live.append(np.column_stack([np.full(len(rows), layer), rows]))  # noqa: E731
-        model.hotset.engine.listener = listen
+        model.hotset.engine.stats.listen(listen)
         with model.hotset.trace(tmp_path / "run.safetensors"):
             greedy(model, prompt(1))
             greedy(model, prompt(2))
@@ -188,8 +188,8 @@ def test_a_large_event_in_parts_computes_the_same_bits() -> None:
     with chunked() as model, torch.no_grad():
         layer = model.model.layers[0].mlp
         whole = layer(hidden[None])
-        for experts in model.hotset.engine.layers:
-            experts.max_inputs = 150
+        for kernels in model.hotset.engine.offload.driver.kernels:
+            kernels.experts.max_inputs = 150
         assert torch.equal(layer(hidden[None])[0] if isinstance(whole, tuple) else layer(hidden[None]), whole)
 
 

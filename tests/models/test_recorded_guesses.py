@@ -57,7 +57,7 @@ def test_guesses_are_what_the_next_routers_say_of_the_same_input(memory: str) ->
             assert (trace.guesses[rows, layer + 1 + distance, distance] == said[:, distance]).all()
         row += len(said) if layer == 7 else 0
     assert row == trace.tokens
-    assert model.hotset.engine.gate is None  # nobody pays for it after the recording
+    assert model.hotset.engine.stats.routers is None  # nobody pays for it after the recording
     model.hotset.close()
 
 
@@ -81,7 +81,7 @@ def test_distances_out_of_reach_are_refused(distances: int) -> None:
     model = hotset.load(reference.path(), memory="25%", device="cpu", prefetch="off")
     with pytest.raises(hotset.HotsetError, match="1 to 3"):
         model.hotset.trace(guesses=distances)
-    assert model.hotset.engine.recorder is None
+    assert model.hotset.engine.stats.recorder is None
     model.hotset.close()
 
 

@@ -19,7 +19,7 @@ import tiny_models as tiny  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import Phase, reference  # noqa: E402
-from hotset.runtime.step import Step  # noqa: E402
+from hotset.engine.step import Step  # noqa: E402
 
 
 @pytest.fixture(scope="module")

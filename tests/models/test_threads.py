@@ -19,11 +19,10 @@ import hotset  # noqa: E402
 from hotset import Phase, Trace, policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import SlotPlan  # noqa: E402
+from hotset.engine.build import gpu_engine  # noqa: E402
 from hotset.models.budget import shape_of  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
 from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
-from hotset.runtime.device import DeviceEngine  # noqa: E402
-from hotset.runtime.host import HostTier  # noqa: E402
 
 LAYERS, NEW, TIMEOUT_S = 8, 6, 120.0
 PROMPTS = [list(range(first, first + length)) for first, length in ((100, 5), (900, 8), (1700, 9), (2500, 11))]
@@ -55,10 +54,11 @@ def host_driven() -> Any:
     assert lean.sites is not None
     assert lean.catalog is not None
     shape = shape_of(lean.sites, lean.catalog)
-    host = HostTier(lean.catalog, SlotPlan(shape, 200, staging=8), policies.parse("lru"))
+    host = SlotPlan(shape, 200, staging=8)
     controller = Controller(SlotPlan(shape, 128, staging=4), policies.parse("blend"))
     maths = [site.math for site in lean.sites]
-    connect_engine(model, lean.sites, DeviceEngine(controller, lean.catalog, maths, host, torch.device("cpu")))
+    engine = gpu_engine(controller, lean.catalog, maths, torch.device("cpu"), host, policies.parse("lru"))
+    connect_engine(model, lean.sites, engine)
     return model
 
 

@@ -16,21 +16,21 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parent))
 
+from test_device_engine import few_at_once  # noqa: E402
 from test_device_engine import load as load_on_device  # noqa: E402
-from test_device_engine import plain_kernel  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
+from hotset.engine.batch import ExpertBatch  # noqa: E402
+from hotset.engine.build import cpu_engine  # noqa: E402
+from hotset.engine.step import Step  # noqa: E402
 from hotset.models.budget import shape_of  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
 from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
-from hotset.runtime.cpu import CpuEngine  # noqa: E402
-from hotset.runtime.event import LiveEvent  # noqa: E402
 from hotset.runtime.guessing import IsNear  # noqa: E402
-from hotset.runtime.step import Step  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
@@ -50,7 +50,7 @@ def greedy(model: Any, tokens: int = 40) -> Any:
     )
 
 
-def load_on_cpu(slots: int, staging: int, scope: Scope = Scope.LAYER, ahead: int = 0) -> Any:
+def load_on_cpu(slots: int, staging: int, scope: Scope = Scope.LAYER, ahead: int = 0, predictor: Any = None) -> Any:
     from transformers import AutoModelForCausalLM
 
     lean = LeanLoad(keep=lambda *_: False)
@@ -59,16 +59,18 @@ def load_on_cpu(slots: int, staging: int, scope: Scope = Scope.LAYER, ahead: int
     assert lean.sites is not None
     assert lean.catalog is not None
     plan = SlotPlan(shape_of(lean.sites, lean.catalog), slots, scope, staging, ahead)
-    engine = CpuEngine(Controller(plan, policies.parse("blend")), lean.catalog, [site.math for site in lean.sites])
-    poison(engine.arena)
+    controller, specs = Controller(plan, policies.parse("blend")), [site.math for site in lean.sites]
+    engine = cpu_engine(controller, lean.catalog, specs, predictor=predictor)
+    assert engine.offload is not None
+    poison(engine.offload.arena)
     connect_engine(model, lean.sites, engine)
     return model
 
 
-def load(kind: str, scope: Scope, ahead: int) -> Any:
+def load(kind: str, scope: Scope, ahead: int, predictor: Any = None) -> Any:
     if kind == "cpu":
-        return load_on_cpu(128, 3, scope, ahead)
-    return load_on_device(128, 3, 512 if kind == "device" else 256, plain_kernel, scope, ahead)
+        return load_on_cpu(128, 3, scope, ahead, predictor)
+    return load_on_device(128, 3, 512 if kind == "device" else 256, few_at_once, scope, ahead, predictor)
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +88,13 @@ def truth() -> tuple[Any, Trace]:
 class Said:
     """Guesses by a rule that knows nothing, everything, or the opposite."""
 
+    needs_tokens = False
+
     def __init__(self, rule: str, trace: Trace) -> None:
         self.rule, self.trace = rule, trace
         self.random = np.random.default_rng(1)
 
-    def after(self, layer: int, _: LiveEvent, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def after(self, layer: int, _: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         keys = [ExpertKey(*key) for key in getattr(self, self.rule)(layer, run)]
         return [key for key in keys if not is_near(key)][:room]
 
@@ -121,15 +125,15 @@ class Said:
 
 def rows_are_kept(engine: Any) -> bool:
     """Every row of memory belongs to exactly one slot, staging place or guess, and holds what it should."""
-    rows = engine.arena.rows()
+    rows = engine.offload.arena.rows()
     for key in engine.controller.residents():
-        used = engine.catalog.layers[key.layer].layout.used_bytes
+        used = engine.offload.catalog.layers[key.layer].layout.used_bytes
         row = int(engine.cache.rows_of(*key))
         if not np.array_equal(rows[row, :used], engine.fetch(*key)[:used]):
             return False
-    engine.ahead.clear()
+    engine.offload.prefetcher.clear()
     taken = [*engine.cache.rows.tolist(), *engine.cache.staging, *engine.cache.prefetch_rows]
-    return sorted(taken) == list(range(engine.arena.slots))
+    return sorted(taken) == list(range(engine.offload.arena.slots))
 
 
 @pytest.mark.parametrize("rule", ["oracle", "wrong", "random_ones"])
@@ -142,11 +146,10 @@ def test_no_guess_changes_the_text_or_the_cache(kind: str, scope: Scope, ahead: 
     assert torch.equal(greedy(plain), expected)
     before = plain.hotset.stats()
     plain.hotset.close()
-    model = load(kind, scope, ahead)
+    model = load(kind, scope, ahead, Said(rule, trace))
     engine = model.hotset.engine
-    engine.guesser = Said(rule, trace)
     assert torch.equal(greedy(model), expected)
-    after, counts = model.hotset.stats(), engine.ahead.counts
+    after, counts = model.hotset.stats(), engine.offload.prefetcher.counts
     assert rows_are_kept(engine)
     model.hotset.close()
     for count in ("hits", "misses", "evicted", "staged"):
@@ -162,9 +165,8 @@ def test_no_guess_changes_the_text_or_the_cache(kind: str, scope: Scope, ahead: 
 
 def test_a_guess_that_meets_a_bad_disk_is_read_again_by_demand(truth: Any, monkeypatch: Any) -> None:
     expected, trace = truth
-    model = load("cpu", Scope.LAYER, 8)
+    model = load("cpu", Scope.LAYER, 8, Said("oracle", trace))
     engine = model.hotset.engine
-    engine.guesser = Said("oracle", trace)
     good, calls = os.preadv, [0]
 
     def now_and_then(*arguments: Any) -> int:
@@ -186,15 +188,14 @@ def test_a_guess_that_meets_a_bad_disk_is_read_again_by_demand(truth: Any, monke
 
 def test_guesses_are_for_decode_alone(truth: Any) -> None:
     _, trace = truth
-    model = load("cpu", Scope.LAYER, 4)
-    engine, phases = model.hotset.engine, []
+    phases = []
 
     class Watching(Said):
-        def after(self, layer: int, event: LiveEvent, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+        def after(self, layer: int, event: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
             phases.append(run.phase)
             return super().after(layer, event, run, room, is_near)
 
-    engine.guesser = Watching("oracle", trace)
+    model = load("cpu", Scope.LAYER, 4, Watching("oracle", trace))
     greedy(model, 3)
     assert set(phases) == {Phase.DECODE}
     model.hotset.close()

@@ -16,13 +16,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parent))
 
+from test_device_engine import few_at_once  # noqa: E402
 from test_device_engine import load as load_on_device  # noqa: E402
-from test_device_engine import plain_kernel  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import BudgetError  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import Flight, Readers  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
@@ -51,9 +51,9 @@ def greedy(model: Any, tokens: int = 40) -> Any:
 
 def load(kind: str) -> Any:
     if kind == "device":
-        return load_on_device(128, 4, 256, plain_kernel)
+        return load_on_device(128, 4, 256, few_at_once)
     model = hotset.load(reference.path(), memory="25%", dtype=torch.float32, device="cpu")
-    poison(model.hotset.engine.arena)
+    poison(model.hotset.engine.offload.arena)
     return model
 
 
@@ -64,9 +64,9 @@ def some_order(seed: int) -> list[ExpertKey]:
 
 def slots_hold_their_experts(engine: Any) -> bool:
     """Every resident's slot has the bytes that a fresh read of it gives."""
-    rows = engine.arena.rows()
+    rows = engine.offload.arena.rows()
     for key in engine.controller.residents():
-        used = engine.catalog.layers[key.layer].layout.used_bytes
+        used = engine.offload.catalog.layers[key.layer].layout.used_bytes
         row = int(engine.cache.rows_of(*key))
         if not np.array_equal(rows[row, :used], engine.fetch(*key)[:used]):
             return False
@@ -76,7 +76,7 @@ def slots_hold_their_experts(engine: Any) -> bool:
 @pytest.mark.parametrize("kind", ["cpu", "device"])
 def test_the_text_is_the_same_while_slots_are_filled(kind: str, expected: Any) -> None:
     model = load(kind)
-    model.hotset.engine.warm(some_order(1), some_order(2)[:30])
+    model.hotset.engine.preload(some_order(1), some_order(2)[:30])
     assert torch.equal(greedy(model), expected)
     assert model.hotset.wait_until_warm(60)
     assert model.hotset.stats()["resident"] == 128
@@ -93,8 +93,8 @@ def test_the_best_come_first_and_only_into_empty_slots(kind: str) -> None:
     greedy(model, 2)
     before = {key: int(engine.controller.table.slot_of[key]) for key in engine.controller.residents()}
     order = some_order(3)
-    engine.warm(order)
-    assert engine.warmer.wait(60)
+    engine.preload(order)
+    assert engine.offload.preloader.running.wait(60)
     table = engine.controller.table
     assert all(int(table.slot_of[key]) == slot for key, slot in before.items())
     assert not table.num_free.any()
@@ -102,7 +102,7 @@ def test_the_best_come_first_and_only_into_empty_slots(kind: str) -> None:
         wanted = [key for key in order if key.layer == layer and key not in before]
         came = [bool(table.slot_of[key] >= 0) for key in wanted]
         assert came == sorted(came, reverse=True)
-    assert engine.background_bytes == (128 - len(before)) * engine.catalog.slot_bytes
+    assert engine.offload.preloader.moved_bytes == (128 - len(before)) * engine.offload.catalog.slot_bytes
     assert slots_hold_their_experts(engine)
     model.hotset.close()
 
@@ -128,7 +128,7 @@ def test_pins_come_into_a_full_cache_and_can_be_changed(kind: str, expected: Any
 def test_pins_that_starve_a_layer_are_refused_before_anything_is_read() -> None:
     model = load("cpu")
     with pytest.raises(BudgetError, match=r"starve layer 2.*pin at most 8"):
-        model.hotset.engine.warm([], [ExpertKey(2, expert) for expert in range(9)])
+        model.hotset.engine.preload([], [ExpertKey(2, expert) for expert in range(9)])
     with pytest.raises(BudgetError, match="starve layer 2"):
         model.hotset.pin([(2, expert) for expert in range(9)])
     assert model.hotset.stats()["resident"] == 0
@@ -149,7 +149,7 @@ def test_a_disk_that_fails_in_the_background_costs_nothing_but_warmth(
 
     monkeypatch.setattr(store_file, "RETRY_PAUSE_S", 0.0)
     monkeypatch.setattr(store_file, "_preadv", failing)
-    model.hotset.engine.warm(some_order(5))
+    model.hotset.engine.preload(some_order(5))
     assert model.hotset.wait_until_warm(60)
     assert "check the disk" in model.hotset.stats()["warm_error"]
     monkeypatch.setattr(store_file, "_preadv", good)
@@ -162,9 +162,9 @@ def test_a_disk_that_fails_in_the_background_costs_nothing_but_warmth(
 @pytest.mark.parametrize("kind", ["cpu", "device"])
 def test_closing_in_the_middle_ends_the_threads(kind: str) -> None:
     model = load(kind)
-    model.hotset.engine.warm(some_order(6))
+    model.hotset.engine.preload(some_order(6))
     model.hotset.close()
-    assert not model.hotset.engine.warmer.busy
+    assert not model.hotset.engine.offload.preloader.running.busy
 
 
 def test_what_somebody_waits_for_is_read_before_what_nobody_does() -> None:
@@ -179,7 +179,7 @@ def test_what_somebody_waits_for_is_read_before_what_nobody_does() -> None:
             order.append(("background" if job.load.layer == 1 else "demand", job.load.expert))
             super().bring(job, scratch)
 
-    readers = Watched(engine.catalog, engine.arena.rows().__getitem__, threads=1)
+    readers = Watched(engine.offload.catalog, engine.offload.arena.rows().__getitem__, threads=1)
     flights = [Flight(), Flight()]
     readers.start(flights[0], [Load(1, expert, expert) for expert in range(6)], Rank.BACKGROUND)
     readers.start(flights[1], [Load(0, expert, 32 + expert) for expert in range(6)])

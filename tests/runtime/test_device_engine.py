@@ -13,14 +13,13 @@ pytest.importorskip("transformers")
 from hotset import policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
+from hotset.engine.build import gpu_engine  # noqa: E402
 from hotset.engine.kernels import gpu_kernels  # noqa: E402
 from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
+from hotset.engine.preload import BackgroundLoader  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
 from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
-from hotset.runtime.background import Warmer  # noqa: E402
-from hotset.runtime.device import DeviceEngine  # noqa: E402
-from hotset.runtime.host import HostTier  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import Flight, Readers  # noqa: E402
 from hotset.transfer.readers import Load  # noqa: E402
@@ -49,7 +48,15 @@ def few_at_once(arena: Any, layout: Any, spec: Any, top_k: int) -> Any:
     return FewAtOnce(arena, layout, spec)
 
 
-def load(slots: int, staging: int, host_slots: int, kernels: Any, scope: Scope = Scope.LAYER, ahead: int = 0) -> Any:
+def load(
+    slots: int,
+    staging: int,
+    host_slots: int,
+    kernels: Any,
+    scope: Scope = Scope.LAYER,
+    ahead: int = 0,
+    predictor: Any = None,
+) -> Any:
     from transformers import AutoModelForCausalLM
 
     from hotset.models.budget import shape_of
@@ -61,12 +68,23 @@ def load(slots: int, staging: int, host_slots: int, kernels: Any, scope: Scope =
     assert lean.catalog is not None
     shape = shape_of(lean.sites, lean.catalog)
     host_staging = 0 if host_slots >= shape.total_experts else 8
-    host = HostTier(lean.catalog, SlotPlan(shape, host_slots, staging=host_staging), policies.parse("lru"))
+    host = SlotPlan(shape, host_slots, staging=host_staging)
     controller = Controller(SlotPlan(shape, slots, scope, staging, ahead), policies.parse("blend"))
     maths = [site.math for site in lean.sites]
-    engine = DeviceEngine(controller, lean.catalog, maths, host, torch.device("cpu"), kernels=kernels)
-    poison(engine.arena)
-    poison(host.arena)
+    engine = gpu_engine(
+        controller,
+        lean.catalog,
+        maths,
+        torch.device("cpu"),
+        host,
+        policies.parse("lru"),
+        kernels=kernels,
+        predictor=predictor,
+    )
+    assert engine.offload is not None
+    assert engine.offload.tier is not None
+    poison(engine.offload.arena)
+    poison(engine.offload.tier.arena)
     connect_engine(model, lean.sites, engine)
     return model
 
@@ -90,7 +108,7 @@ def test_a_device_with_a_ram_tier_computes_what_stock_does(
     assert torch.equal(model.generate(**given, **options), stock.generate(**given, **options))
     stats = model.hotset.stats()
     assert stats["hits"] + stats["misses"] == stats["asked"]
-    assert model.hotset.engine.host.read_bytes > 0
+    assert model.hotset.engine.offload.tier.read_bytes > 0
     model.hotset.close()
 
 
@@ -112,26 +130,29 @@ def test_a_prompt_that_follows_the_load_finds_a_ram_tier_that_is_still_being_fil
     model = load(64, 8, 512, gpu_kernels)
     engine = model.hotset.engine
     order = np.random.default_rng(seed).permutation(512).tolist()
-    filler = Warmer(engine._host_reader.steps([ExpertKey(*divmod(place, 64)) for place in order]))
+    filler = BackgroundLoader(engine.offload.tier.loader.steps([ExpertKey(*divmod(place, 64)) for place in order]))
     given = {"input_ids": torch.tensor([[5, 900, 31, 7]]), "attention_mask": torch.ones(1, 4, dtype=torch.long)}
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(model.generate(**given, **options), stock.generate(**given, **options))
     assert filler.wait(60)
     assert filler.error is None
-    table = engine.host.controller.table
+    table = engine.offload.tier.controller.table
     assert sorted(table.slot_of.reshape(-1).tolist()) == list(range(512))
-    assert not engine._host_reader.under_way
-    assert engine.host.read_bytes + engine._host_reader.read_bytes == 512 * engine.catalog.layers[0].read_bytes(0)
+    assert not engine.offload.tier.loader.in_progress
+    assert (
+        engine.offload.tier.read_bytes + engine.offload.tier.loader.moved_bytes
+        == 512 * engine.offload.catalog.layers[0].read_bytes(0)
+    )
     for key in np.ndindex(8, 64):
-        alone = engine.host.arena.rows()[table.slot_of[key]]
+        alone = engine.offload.tier.arena.rows()[table.slot_of[key]]
         assert np.array_equal(alone, reread(engine, ExpertKey(*key)))
     model.hotset.close()
 
 
 def reread(engine: Any, key: ExpertKey) -> Any:
     """An expert as it comes from disk."""
-    target = np.full((1, engine.catalog.slot_bytes), 0xFF, np.uint8)
-    readers, flight = Readers(engine.catalog, target.__getitem__, threads=1, direct=False), Flight()
+    target = np.full((1, engine.offload.catalog.slot_bytes), 0xFF, np.uint8)
+    readers, flight = Readers(engine.offload.catalog, target.__getitem__, threads=1, direct=False), Flight()
     readers.start(flight, [Load(key.layer, key.expert, 0)])
     flight.take()
     readers.close()
@@ -141,7 +162,9 @@ def reread(engine: Any, key: ExpertKey) -> Any:
 def test_it_loads_what_the_simulator_says(stock: Any) -> None:
     model = load(128, 8, 512, few_at_once, Scope.POOL)
     live: list[Any] = []
-    model.hotset.engine.listener = lambda layer, rows: live.append(np.column_stack([np.full(len(rows), layer), rows]))
+    model.hotset.engine.stats.listen(
+        lambda layer, rows: live.append(np.column_stack([np.full(len(rows), layer), rows]))
+    )
     with model.hotset.trace() as recorder:
         model.generate(torch.tensor([[5, 900, 31, 7]]), max_new_tokens=16, do_sample=False, pad_token_id=0)
     plan = model.hotset.engine.controller.plan

@@ -19,8 +19,8 @@ pytest.importorskip("transformers")
 import hotset  # noqa: E402
 from hotset import policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import BudgetError, HotsetError, StoreError  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
 
 LIVE = [name for name in policies.names() if name not in ("belady",)]
@@ -47,7 +47,7 @@ def tokenizer() -> Any:
 
 def load(memory: str = "25%", **options: Any) -> Any:
     model = hotset.load(reference.path(), memory=memory, **({"dtype": torch.float32} | options))
-    poison(model.hotset.engine.arena)
+    poison(model.hotset.engine.offload.arena)
     return model
 
 
@@ -62,7 +62,9 @@ def test_replaying_a_recorded_run_gives_the_same_loads_in_the_same_order(
 ) -> None:
     model = load(policy=policy, scope=scope)
     live: list[Any] = []
-    model.hotset.engine.listener = lambda layer, rows: live.append(np.column_stack([np.full(len(rows), layer), rows]))
+    model.hotset.engine.stats.listen(
+        lambda layer, rows: live.append(np.column_stack([np.full(len(rows), layer), rows]))
+    )
     with model.hotset.trace(tmp_path / "run.safetensors"):
         for text in ("La storia di", "int main(void) {", "The sea was"):
             greedy(model, tokenizer(text, return_tensors="pt"), 12)
@@ -277,7 +279,7 @@ def test_a_budget_in_bytes_is_never_exceeded() -> None:
 
 
 def test_an_allocation_that_is_refused_is_explained(monkeypatch: Any) -> None:
-    from hotset.runtime import arena
+    from hotset.engine import arena
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")

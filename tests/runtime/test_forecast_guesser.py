@@ -14,15 +14,15 @@ pytest.importorskip("transformers")
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.cache.plan import Scope  # noqa: E402
+from hotset.engine.batch import ExpertBatch  # noqa: E402
+from hotset.engine.step import Step  # noqa: E402
 from hotset.forecasts import names, parse  # noqa: E402
 from hotset.models.budget import least_slots, plan_slots  # noqa: E402
 from hotset.models.gates import Gates  # noqa: E402
 from hotset.models.sites import find_sites  # noqa: E402
 from hotset.prefetch import MIN_PROBABILITY, Driver, PrefetchTrial, prefetch_rows  # noqa: E402
 from hotset.prefetch.trial import ON  # noqa: E402
-from hotset.runtime.event import LiveEvent  # noqa: E402
 from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
-from hotset.runtime.step import Step  # noqa: E402
 from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 
@@ -58,7 +58,7 @@ def plain() -> tuple[list[list[int]], dict[str, Any]]:
     """The text and the counts without guesses."""
     model = load("off")
     text, stats = greedy(model), model.hotset.stats()
-    assert model.hotset.engine.guesser is None
+    assert model.hotset.engine.offload.prefetcher is None
     assert stats["prefetch"] is None
     assert "ahead" not in stats["memory"]
     model.hotset.close()
@@ -75,8 +75,8 @@ def test_no_forecast_changes_the_text_or_the_cache_and_its_counts_add_up(prefetc
     model = load(prefetch)
     assert greedy(model) == text
     stats, engine = model.hotset.stats(), model.hotset.engine
-    engine.ahead.clear()
-    left = engine.ahead.counts.wasted - stats["prefetch"]["wasted"]
+    engine.offload.prefetcher.clear()
+    left = engine.offload.prefetcher.counts.wasted - stats["prefetch"]["wasted"]
     model.hotset.close()
     assert stats["slots"] == before["slots"] == 128
     for count in ("hits", "misses", "asked", "resident"):
@@ -91,8 +91,8 @@ def test_no_forecast_changes_the_text_or_the_cache_and_its_counts_add_up(prefetc
     assert found["auto"] == (prefetch == "auto")
     assert found["in_time"] + found["late"] + found["wasted"] + left > 0
     assert found["in_time"] + found["late"] <= stats["decode"]["misses"]
-    assert 0 <= left <= engine.ahead.size
-    assert all(1 <= most <= engine.ahead.size for most in found["most"])
+    assert 0 <= left <= engine.offload.prefetcher.size
+    assert all(1 <= most <= engine.offload.prefetcher.size for most in found["most"])
     one = before["loaded_bytes"] // before["misses"]
     assert before["loaded_bytes"] == one * before["misses"]
     for what in ("in_time", "late", "wasted"):
@@ -139,7 +139,7 @@ def test_a_budget_in_bytes_pays_for_the_slots_of_guesses(memory: str) -> None:
     assert plan.ahead > 0
     assert stats["memory"]["ahead"] == plan.ahead * stats["expert_bytes"]
     assert size - stats["expert_bytes"] < stats["resident_bytes"] <= size
-    assert model.hotset.engine.arena.slots * stats["expert_bytes"] == stats["resident_bytes"]
+    assert model.hotset.engine.offload.arena.slots * stats["expert_bytes"] == stats["resident_bytes"]
     model.hotset.close()
 
 
@@ -215,7 +215,7 @@ class Watch:
 @pytest.fixture(scope="module")
 def watched() -> Watch:
     model = load("gate")
-    watch = Watch(model.hotset.engine.guesser)
+    watch = Watch(model.hotset.engine.offload.prefetcher.predictor)
     greedy(model)
     model.hotset.close()
     return watch
@@ -287,9 +287,9 @@ def routed(model: Any, ids: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     return inputs, chosen
 
 
-def event_of(experts: list[int], said: Any = None) -> LiveEvent:
+def event_of(experts: list[int], said: Any = None) -> ExpertBatch:
     index = torch.tensor([experts])
-    return LiveEvent(torch.zeros(1, 4), index, torch.ones(index.shape), EXPERTS, said)
+    return ExpertBatch(torch.zeros(1, 4), index, torch.ones(index.shape), EXPERTS, said)
 
 
 def sent_after(
@@ -301,7 +301,7 @@ def sent_after(
 
 
 def decode(number: int, ids: list[int] | None = None) -> Step:
-    return Step(number, 1, 1, Phase.DECODE, 0, None if ids is None else np.array(ids, np.int32))
+    return Step(number, 1, 1, Phase.DECODE, 0, None, None if ids is None else np.array(ids, np.int32))
 
 
 class Asked(PrefetchTrial):
@@ -398,8 +398,8 @@ def test_nothing_is_asked_or_learnt_while_guessing_is_switched_off() -> None:
 def test_what_the_gates_say_of_a_batch_reaches_the_forecast_by_votes() -> None:
     guesser = guesser_of("gate", gate=None)
     index, said = torch.tensor([[1, 4], [4, 9]]), torch.tensor([[[7, 3]], [[5, 7]]])
-    event = LiveEvent(torch.zeros(2, 4), index, torch.ones(2, 2), EXPERTS, said)
-    seen = guesser._seen(0, event, Step(1, 2, 1, Phase.DECODE, 0))
+    event = ExpertBatch(torch.zeros(2, 4), index, torch.ones(2, 2), EXPERTS, said)
+    seen = guesser._seen(0, event, Step(1, 2, 1, Phase.DECODE, 0, None))
     assert (seen.experts.tolist(), seen.counts.tolist(), seen.tokens) == ([1, 4, 9], [1, 2, 1], 2)
     assert seen.guesses.tolist() == [[7, 5]]
     assert event.flat.tolist() == [1, 4, 4, 9]
@@ -414,7 +414,7 @@ def test_the_token_of_a_pass_is_known_where_there_is_one() -> None:
 
 def test_the_forecast_by_token_knows_the_tokens() -> None:
     model = load("token")
-    watch = Watch(model.hotset.engine.guesser)
+    watch = Watch(model.hotset.engine.offload.prefetcher.predictor)
     text = greedy(model, 5)[0]
     model.hotset.close()
     told = [seen.token for seen in watch.seen if seen.layer == 0 and seen.phase == Phase.DECODE]
@@ -423,7 +423,7 @@ def test_the_forecast_by_token_knows_the_tokens() -> None:
 
 def test_prompts_are_learnt_from() -> None:
     model = load("transition")
-    watch = Watch(model.hotset.engine.guesser)
+    watch = Watch(model.hotset.engine.offload.prefetcher.predictor)
     greedy(model, 2)
     model.hotset.close()
     assert [seen.layer for seen in watch.seen if seen.phase == Phase.PREFILL] == list(range(LAYERS))

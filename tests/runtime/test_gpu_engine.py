@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -46,7 +46,7 @@ def test_logits_are_close_to_stock(tokenizer: Any, memory: str, dtype: str) -> N
     ids = prompt(tokenizer)
     expected = stock(kind)(**ids).logits
     model = hotset.load(reference.path(), memory=memory, dtype=kind, device="cuda")
-    poison(model.hotset.engine.arena)
+    poison(model.hotset.engine.offload.arena)
     found = model(**ids).logits
     tolerance = 1e-3 if dtype == "float32" else 0.25
     assert torch.isfinite(found).all()
@@ -59,7 +59,7 @@ def test_greedy_text_equals_stock_in_float32(tokenizer: Any, memory: str) -> Non
     ids = prompt(tokenizer)
     expected = stock(torch.float32).generate(**ids, max_new_tokens=128, do_sample=False)
     model = hotset.load(reference.path(), memory=memory, dtype=torch.float32, device="cuda")
-    poison(model.hotset.engine.arena)
+    poison(model.hotset.engine.offload.arena)
     found = model.generate(**ids, max_new_tokens=128, do_sample=False)
     stats = model.hotset.stats()
     model.hotset.close()
@@ -76,7 +76,7 @@ def test_a_small_ram_tier_reads_from_disk_and_stays_exact(tokenizer: Any) -> Non
         reference.path(), memory="12.5%", host_memory="20%", dtype=torch.float32, device="cuda", staging=2
     )
     found = model.generate(**ids, max_new_tokens=64, do_sample=False)
-    assert model.hotset.engine.host.read_bytes > 0
+    assert model.hotset.engine.offload.tier.read_bytes > 0
     model.hotset.close()
     assert torch.equal(found, expected)
 
@@ -85,8 +85,8 @@ def test_a_small_ram_tier_reads_from_disk_and_stays_exact(tokenizer: Any) -> Non
 def test_replaying_the_recorded_run_gives_the_same_loads(tokenizer: Any, policy: str, tmp_path: Any) -> None:
     model = hotset.load(reference.path(), memory="25%", policy=policy, dtype=torch.bfloat16, device="cuda")
     live: list[np.ndarray] = []
-    model.hotset.engine.listener = lambda layer, loads: live.append(
-        np.column_stack([np.full(len(loads), layer), loads])
+    model.hotset.engine.stats.listen(
+        lambda layer, loads: live.append(np.column_stack([np.full(len(loads), layer), loads]))
     )
     with model.hotset.trace(tmp_path / "t.safetensors"):
         for text in (PROMPT, "int main(void) {"):
@@ -118,7 +118,7 @@ def test_a_warm_start_fills_the_device_while_it_computes(tokenizer: Any, host_me
     stats, pins = model.hotset.stats(), model.hotset.pins()
     engine = model.hotset.engine
     engine.controller.changing()  # what the device has moved since is known to the host from here on
-    rows, used = engine._rows.cpu().numpy(), engine.catalog.layers[0].layout.used_bytes
+    rows, used = engine.offload.mover._rows.cpu().numpy(), engine.offload.catalog.layers[0].layout.used_bytes
     for key in engine.controller.residents():
         row = int(engine.cache.rows_of(*key))
         assert np.array_equal(rows[row, :used], engine.fetch(*key)[:used])

@@ -22,14 +22,14 @@ pytest.importorskip("transformers")
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks" / "trust")]
 
 from breakpoints import SUPPORTED, Breakpoints, Place  # noqa: E402
+from test_device_engine import few_at_once  # noqa: E402
 from test_device_engine import load as load_on_device  # noqa: E402
-from test_device_engine import plain_kernel  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.cache.plan import Scope  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import HotsetError, StoreError  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
 from hotset.transfer import flight  # noqa: E402
@@ -60,9 +60,9 @@ def expected() -> list[Any]:
 def model(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "cpu":
         made = hotset.load(reference.path(), memory="12.5%", dtype=torch.float32, prefetch="gate", device="cpu")
-        poison(made.hotset.engine.arena)
+        poison(made.hotset.engine.offload.arena)
     else:
-        made = load_on_device(64, 3, 256, plain_kernel, Scope.LAYER, 4)
+        made = load_on_device(64, 3, 256, few_at_once, Scope.LAYER, 4)
     yield made
     made.hotset.close()
 
@@ -70,7 +70,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.fixture
 def on_cpu() -> Iterator[Any]:
     made = hotset.load(reference.path(), memory="25%", dtype=torch.float32, prefetch="gate", device="cpu")
-    poison(made.hotset.engine.arena)
+    poison(made.hotset.engine.offload.arena)
     yield made
     made.hotset.close()
 
@@ -80,7 +80,10 @@ def places_of(model: Any) -> list[tuple[Place, int]]:
     greedy(model, PROMPTS[0], 2)
     with Breakpoints() as counted:
         greedy(model, PROMPTS[1], 2)
-    kept = ("cpu.py", "device.py", "host.py", "caching.py", "ahead.py", "flight.py", "readers.py", "controller.py")
+    kept = (
+        "driver.py", "copies.py", "guard.py", "slots.py", "tiers.py", "prefetcher.py", "disk.py", "flight.py",
+        "readers.py", "controller.py",
+    )  # fmt: skip
     return [(place, times) for place, times in counted.passed.items() if place.file in kept]
 
 
@@ -176,9 +179,9 @@ def test_a_call_from_within_an_event_is_refused_and_the_event_goes_on(on_cpu: An
         except HotsetError as error:
             refused.append(str(error))
 
-    engine.listener = inside
+    engine.stats.listen(inside)
     found = greedy(on_cpu, PROMPTS[1], 3)
-    engine.listener = None
+    engine.stats.listen(None)
     assert refused
     assert "while it computes" in refused[0]
     assert torch.equal(found, expected[1])

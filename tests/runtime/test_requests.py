@@ -14,8 +14,8 @@ from hotset.cache.controller import Controller
 from hotset.cache.counters import Count
 from hotset.cache.plan import SlotPlan
 from hotset.cache.usage import USES
-from hotset.runtime.requests import KEPT, RequestLog
-from hotset.runtime.step import NO_REQUEST
+from hotset.engine.requests import KEPT, RequestLog
+from hotset.engine.step import NO_REQUEST
 
 LAYERS, EXPERTS = 3, 8
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from hotset.engine.arena import Arena
 from hotset.engine.kernels.cpu import SERIAL, RowExperts, by_expert
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated
-from hotset.runtime.arena import Arena
 from hotset.store import Part, SlotLayout
 
 Tensor = torch.Tensor

@@ -16,16 +16,12 @@ import numpy.typing as npt
 from hotset.cache.controller import Controller
 from hotset.cache.landing import Landing
 from hotset.cache.table import Table
-from hotset.errors import HotsetError
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
 
 Ints = npt.NDArray[np.int32]
 Loads = npt.NDArray[np.int32]
 """[loads, 4]: expert, slot or -1 if it only passes through staging, layer and expert evicted or -1."""
-
-CHANGED = ("slot_of", "layer_in", "expert_in", "num_free", "resident", "last", "passes", "clock")
-"""What events change in the table; the rest is only read. Counters and statistics stay on the host."""
 
 
 class Placement(NamedTuple):
@@ -35,15 +31,6 @@ class Placement(NamedTuple):
     experts: Ints  # rising
     rows: Ints  # of each expert; -1 for one that has no slot and passes through staging
     loads: Loads  # in the policy's order
-
-
-class CacheState(NamedTuple):
-    """All that a device needs to go on from where the host is, and the other way."""
-
-    table: Any  # of arrays, or what `CHANGED` names of them
-    policy: Any  # the state of the policy
-    rows: Any  # int32 [slots], the row of each slot
-    prefetch_rows: Any  # int32 [prefetch rows]
 
 
 class SlotCache:
@@ -66,6 +53,10 @@ class SlotCache:
     def table(self) -> Table:
         """The policy's table of slots."""
         return self.controller.table
+
+    def reclaim(self) -> None:
+        """Take the cache back from a device, if one goes on with it; before anything that the host does with it."""
+        self.controller.lease.recall()
 
     def look_up(
         self, layer: int, experts: Ints, counts: Ints, tokens: int, phase: Phase, request: int = 0
@@ -145,21 +136,6 @@ class SlotCache:
         self._in_use = []
         taken = {*self.rows.tolist(), *self.staging}
         self._prefetch_rows = [row for row in range(self.num_rows) if row not in taken]
-
-    def snapshot(self) -> CacheState:
-        """The state of the cache, not copied, for a device to go on from; refused while slots are reserved."""
-        if self.controller.coming:
-            raise HotsetError("experts are on their way to slots reserved for them: wait until they have arrived")
-        rows = np.array(self._prefetch_rows, np.int32)
-        return CacheState(self.table, self.controller.state, self.rows, rows)
-
-    def restore(self, state: CacheState) -> None:
-        """Go on from where a device was; its table may lack what events do not change."""
-        for name in CHANGED:
-            np.copyto(getattr(self.table, name), getattr(state.table, name))
-        for mine, theirs in zip(self.controller.state, state.policy, strict=True):
-            np.copyto(mine, theirs)
-        self.restore_rows(state.rows, state.prefetch_rows)
 
     def restore_rows(self, rows: Any, prefetch_rows: Any) -> None:
         """Take over the rows of the slots and of prefetch, some of which were exchanged elsewhere."""

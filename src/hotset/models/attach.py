@@ -26,7 +26,6 @@ from hotset.models.site import Site
 from hotset.models.sites import find_sites
 from hotset.options import Place, RunOptions, takes_options
 from hotset.owner import Owner
-from hotset.runtime.caching import CachingEngine
 from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import format_size
 from hotset.store import Catalog, LayerSource, Part, SlotLayout
@@ -79,7 +78,7 @@ def detach(model: Any) -> Any:
     if not isinstance(handle, Handle):
         raise ModelError("hotset is not attached to this model")
     handle.check_open()
-    if isinstance(handle.engine, CachingEngine):
+    if handle.engine.offload is not None:
         whole = _gather(model, handle)
         handle.close()
         for shell in reversed(handle.shells):
@@ -153,10 +152,9 @@ def _gather(model: Any, handle: Handle) -> dict[str, torch.Tensor]:
     whole = {name: torch.zeros(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
     for shell in handle.shells:
         shell.put_rest(whole[shell.name])
-    engine = handle.engine
-    assert isinstance(engine, CachingEngine)  # noqa: S101 - detach has looked
+    engine, catalog = handle.engine, handle.engine.offloaded("gather").catalog
     for layer, site in enumerate(handle.sites):
-        layout = engine.layouts[layer]
+        layout = catalog.layers[layer].layout
         for expert in range(site.experts):
             _scatter(site, expert, layout, engine.fetch(layer, expert), whole)
     return whole

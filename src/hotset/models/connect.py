@@ -12,6 +12,9 @@ from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.cache.supervisor import Supervisor
 from hotset.compiling import give_triton_a_folder
+from hotset.engine.build import cpu_engine, gpu_engine, stock_engine
+from hotset.engine.engine import Engine
+from hotset.engine.gradients import differentiable, refuse_dropout
 from hotset.errors import HotsetError
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.account import chunk_bytes, free_bytes
@@ -23,6 +26,7 @@ from hotset.models.handle import Handle
 from hotset.models.learning import warm_pin_tokens
 from hotset.models.patches import refuse_copies, refuse_in_children, refuse_saving, show_handle
 from hotset.models.prompt_chunks import PromptChunks
+from hotset.models.remarks import Remarks
 from hotset.models.site import Forward, Site
 from hotset.models.tap import Tap
 from hotset.models.tracker import StepTracker
@@ -30,47 +34,40 @@ from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF
 from hotset.policies import parse
 from hotset.prefetch import PrefetchTrial
-from hotset.runtime.caching import CachingEngine
-from hotset.runtime.cpu import CpuEngine
-from hotset.runtime.engine import Engine
 from hotset.runtime.forecasting import ForecastGuesser
-from hotset.runtime.gradients import differentiable, refuse_dropout
-from hotset.runtime.stock import StockEngine
 from hotset.store import Catalog
 
 
 def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, options: RunOptions) -> Handle:
     """Serve the experts of a model from slots."""
-    engine = make_engine(model, sites, catalog, plan, options)
-    handle = connect_engine(model, sites, engine, prompt_chunks(model, engine, options))
-    if plan.ahead and options.prefetch != OFF:
-        engine.guesser = guesser = make_guesser(model, sites, engine, options)
-        engine.wants_tokens = guesser.forecast.name in ("token", "best")
+    remarks = Remarks()
+    engine = make_engine(model, catalog, sites, plan, options, remarks)
+    handle = connect_engine(model, sites, engine, prompt_chunks(model, engine, options), remarks)
     try:
         drive_by_device(model, handle, options)
     except BaseException:
         handle.close()  # nobody else knows of its threads and memory yet
         handle.lift()
         raise
-    engine.supervisor = Supervisor(
-        engine.controller,
-        handle.remark,
-        switch=options.switches_policy,
-        warm_pin_tokens=warm_pin_tokens(options),
-    )
-    if engine.kind == "cuda" and not getattr(engine, "pinned", True):
+    if engine.kind == "cuda" and engine.offload is not None and not engine.offload.pinned:
         handle.remark("the system refused to lock the RAM tier's memory, so copies are slower: raise ulimit -l")
     return handle
 
 
-def connect_engine(model: Any, sites: list[Site], engine: CachingEngine, chunks: PromptChunks | None = None) -> Handle:
+def connect_engine(
+    model: Any,
+    sites: list[Site],
+    engine: Engine,
+    chunks: PromptChunks | None = None,
+    remarks: Remarks | None = None,
+) -> Handle:
     """Send the calls of a model's experts to an engine."""
-    handle = _handle(model, engine, sites, chunks)
+    handle = _handle(model, engine, sites, chunks, remarks=remarks)
     for layer, site in enumerate(sites):
         handle.on_release(
             site.install(_forward(engine, handle.tracker, layer, site))
         )  # a closed engine refuses by itself
-    handle.on_release(refuse_in_children(model, engine.owner))
+    handle.on_release(refuse_in_children(model, engine.guard.owner))
     handle.on_close(refuse_saving(model))
     return handle
 
@@ -78,58 +75,68 @@ def connect_engine(model: Any, sites: list[Site], engine: CachingEngine, chunks:
 def watch(model: Any, sites: list[Site], plan: SlotPlan, options: RunOptions) -> Handle:
     """Leave a model as it is, and only count its passes and record its routing when asked."""
     stock = [site.stock for site in sites if site.stock is not None]
-    engine = StockEngine(Controller(plan, parse(options.policy_spec)), stock)
-    handle = _handle(model, engine, sites, prompt_chunks(model, engine, options))
-    tracker = handle.tracker
-    handle.tap = Tap(lambda: [site.install(_forward(engine, tracker, layer, site)) for layer, site in enumerate(sites)])
-    return handle
+    engine = stock_engine(Controller(plan, parse(options.policy_spec)), stock)
+    tracker = StepTracker(engine)
+    tap = Tap(lambda: [site.install(_forward(engine, tracker, layer, site)) for layer, site in enumerate(sites)])
+    return _handle(model, engine, sites, prompt_chunks(model, engine, options), tracker, tap)
 
 
-def make_engine(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, options: RunOptions) -> CachingEngine:
+def make_engine(
+    model: Any, catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, options: RunOptions, remarks: Remarks
+) -> Engine:
     """The engine for the device."""
     controller = Controller(plan, parse(options.policy_spec))
-    maths = [site.math for site in sites]
+    specs = [site.math for site in sites]
+    predictor = make_guesser(model, sites, controller, options) if plan.ahead and options.prefetch != OFF else None
+    monitor = Supervisor(
+        controller, remarks.add, switch=options.switches_policy, warm_pin_tokens=warm_pin_tokens(options)
+    )
     device = torch_device(options.device)
     if device.type == "cpu":
-        return CpuEngine(controller, catalog, maths, threads=options.threads, force=options.force)
-    from hotset.runtime.device import DeviceEngine
-    from hotset.runtime.host import HostTier
-
-    host = HostTier(
-        catalog,
-        host_plan(options, plan),
-        parse(options.host_policy),
-        threads=options.threads,
-        force=options.force,
-    )
+        return cpu_engine(
+            controller,
+            catalog,
+            specs,
+            threads=options.threads,
+            force=options.force,
+            predictor=predictor,
+            supervisor=monitor,
+        )
     if device.type == "cuda":
         give_triton_a_folder()
-    given = controller, catalog, maths, host, device
-    if options.engine == "host" or device.type != "cuda" or find_spec("triton") is None:
-        return DeviceEngine(*given)
-    from hotset.runtime.graph.engine import GraphEngine
-
-    gates = None if options.prefetch == OFF else Gates.of(model, sites)
-    return GraphEngine(*given, predict=None if gates is None else gates.scores)
+    by_device = options.engine != "host" and device.type == "cuda" and find_spec("triton") is not None
+    gates = Gates.of(model, sites) if by_device and options.prefetch != OFF else None
+    return gpu_engine(
+        controller,
+        catalog,
+        specs,
+        device,
+        host_plan(options, plan),
+        parse(options.host_policy),
+        by_device=by_device,
+        predict=None if gates is None else gates.scores,
+        threads=options.threads,
+        force=options.force,
+        predictor=predictor,
+        supervisor=monitor,
+    )
 
 
 def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
     """Have decode steps captured and replayed, where that is possible; else say in a line why not."""
-    engine = handle.engine
+    engine, decode = handle.engine, handle.engine.device_decode
     if engine.kind != "cuda" or options.engine == "host":
         return
-    reasons = engine.unsupported_reasons() if hasattr(engine, "unsupported_reasons") else ["Triton is missing"]
-    if not reasons:
+    reasons = ["Triton is missing"] if decode is None else decode.unsupported_reasons()
+    if decode is not None and not reasons:
         from hotset.models.decode_graph import DecodeGraphs
-        from hotset.runtime.graph.engine import GraphEngine
 
-        assert isinstance(engine, GraphEngine)  # noqa: S101 - only that has reasons
-        if engine.driver.predict is None:
-            engine.wants_tokens = False  # the device goes on demand alone, and to ask for tokens is to wait for it
-        engine.fill_host()
+        if decode.driver.predict is None:
+            engine.drop_tokens()  # the device goes on demand alone, and to ask for tokens is to wait for it
+        decode.fill_tier()
         graphs = DecodeGraphs(
             model,
-            engine,
+            decode,
             handle.tracker,
             handle.static_caches,
             warn=handle.remark,
@@ -142,14 +149,14 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
         handle.remark(f"the host drives the GPU, for {reasons[0]}")
 
 
-def make_guesser(model: Any, sites: Sequence[Site], engine: CachingEngine, options: RunOptions) -> ForecastGuesser:
+def make_guesser(model: Any, sites: Sequence[Site], controller: Controller, options: RunOptions) -> ForecastGuesser:
     """Whoever says what to fetch ahead: the forecast named, or the next layers' gates where that pays."""
     gates = Gates.of(model, sites)
     named = options.prefetch != AUTO
     forecast = parse_forecast(options.prefetch if named else "gate" if gates is not None else "best")
-    shape, most = engine.shape, engine.controller.plan.ahead
+    shape, most = controller.plan.shape, controller.plan.ahead
     payoff = PrefetchTrial(shape.layers, auto=not named, most=most)
-    gate, slot_of = None if gates is None else gates.guess, engine.controller.table.slot_of
+    gate, slot_of = None if gates is None else gates.guess, controller.table.slot_of
     return ForecastGuesser(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)
 
 
@@ -164,9 +171,17 @@ def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChun
     )
 
 
-def _handle(model: Any, engine: Engine, sites: list[Site], chunks: PromptChunks | None = None) -> Handle:
-    tracker = StepTracker(engine)
-    handle = Handle(model, engine, sites, tracker)
+def _handle(
+    model: Any,
+    engine: Engine,
+    sites: list[Site],
+    chunks: PromptChunks | None,
+    tracker: StepTracker | None = None,
+    tap: Tap | None = None,
+    remarks: Remarks | None = None,
+) -> Handle:
+    tracker = tracker or StepTracker(engine)
+    handle = Handle(model, engine, sites, tracker, tap or Tap(), remarks or Remarks())
     if chunks is not None:
         handle.on_close(chunks.attach(model))  # before the tracker: to it every chunk is a step of its own
     handle.on_close(tracker.attach(model))
@@ -178,15 +193,14 @@ def _handle(model: Any, engine: Engine, sites: list[Site], chunks: PromptChunks 
 def _forward(engine: Engine, tracker: StepTracker, layer: int, site: Site) -> Forward:
     def serve(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         step = tracker.current()
-        forward = engine.forward if step.driver is None else step.driver.serve
-        return forward(step, layer, hidden, index, weights)
+        return step.driver.serve(step, layer, hidden, index, weights)
 
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         engine.check_usable()
-        if not isinstance(engine, CachingEngine):
+        if engine.offload is None:
             return serve(hidden, index, weights)
         refuse_dropout(site.module)
-        return differentiable(engine, layer, site.module, serve, (hidden, index, weights))
+        return differentiable(engine.offload.driver, layer, site.module, serve, (hidden, index, weights))
 
     uncompiled: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     return uncompiled

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from hotset.engine.device.capture import Capture, CapturedStep, CapturedSteps
+from hotset.engine.device.decode import DeviceDecode
 from hotset.engine.device.driver import first_line
 from hotset.engine.device.variant import Variant
 from hotset.engine.driver import Driver
+from hotset.engine.step import Step
 from hotset.engine.support import MAX_TOKENS, DeviceSupport
 from hotset.errors import HotsetError, StopAsked
 from hotset.models.call_values import copied, is_plain, let_go, own, set_lengths, signature_of, tensors_of
@@ -24,8 +26,6 @@ from hotset.models.patches import Undo, replace_calls, small_parts_fused
 from hotset.models.static_caches import KVCachePool, is_static
 from hotset.models.tracker import StepTracker
 from hotset.models.wishes import GenerateArguments
-from hotset.runtime.graph.engine import GraphEngine
-from hotset.runtime.step import Step
 from hotset.trace import Phase
 
 Tensor = torch.Tensor
@@ -56,14 +56,14 @@ class DecodeGraphs:
     def __init__(
         self,
         model: Any,
-        engine: GraphEngine,
+        decode: DeviceDecode,
         tracker: StepTracker,
         caches: KVCachePool,
         *,
         warn: Callable[[str], Any] = lambda _: None,
         demanded: bool = False,
     ) -> None:
-        self.model, self.engine, self.tracker, self.caches = model, engine, tracker, caches
+        self.model, self.decode, self.tracker, self.caches = model, decode, tracker, caches
         self.warn, self.demanded = warn, demanded
         self.forward: Callable[..., Any] = model.forward
         self.signature = inspect.signature(self.forward)
@@ -124,12 +124,12 @@ class DecodeGraphs:
         """One step: of decode it is replayed, or captured first; anything else goes the host's way."""
         step = self.tracker.current()
         values = kwargs if not args else dict(self.signature.bind(*args, **kwargs).arguments)
-        with _current(self.engine.device):
+        with _current(self.decode.device):
             if self._may(step, values):
-                with self.engine.exclusive():  # nothing may change the cache between a look at it and the launch
+                with self.decode.exclusive():  # nothing may change the cache between a look at it and the launch
                     captured = self._captured(step, values) if self._can() else None
                     if captured is not None:
-                        outputs = self.engine.run(step, captured, tensors_of(values))
+                        outputs = self.decode.run(step, captured, tensors_of(values))
                         return copied(outputs, values["past_key_values"])
             return self.forward(*args, **kwargs)
 
@@ -140,7 +140,7 @@ class DecodeGraphs:
             self.unsupported_reason is None
             and step.phase is Phase.DECODE
             and isinstance(ids, Tensor)
-            and ids.device.type == self.engine.device.type
+            and ids.device.type == self.decode.device.type
             and ids.shape[1:] == (1,)
             and not self._reordering.under_way
             # it keeps copies of weights, which a graph would outlive
@@ -165,7 +165,8 @@ class DecodeGraphs:
 
     def _fits(self, tokens: int) -> bool:
         """Whether the device serves so many tokens at once; says once, of each number, what it lacks to do so."""
-        reasons = DeviceSupport.check_batch(tokens, self.engine.shape, self.engine.controller.plan.staging)
+        plan = self.decode.cache.controller.plan
+        reasons = DeviceSupport.check_batch(tokens, plan.shape, plan.staging)
         if reasons and tokens <= MAX_TOKENS and tokens not in self._told:
             self._told.add(tokens)
             self.warn(f"the host drives batches of {tokens}: {reasons[0]}")
@@ -173,12 +174,12 @@ class DecodeGraphs:
 
     def _can(self) -> bool:
         """Whether the device can take over now; a cache that has changed its policy needs other kernels."""
-        if not self.engine.ready:
+        if not self.decode.ready:
             return False
-        if self.engine.driver.is_outdated:
+        if self.decode.driver.is_outdated:
             self.held.clear()
-            self.engine.discard()
-            reasons = self.engine.unsupported_reasons()
+            self.decode.discard()
+            reasons = self.decode.unsupported_reasons()
             if reasons:
                 self._give_up(reasons[0])
         return self.unsupported_reason is None
@@ -188,17 +189,17 @@ class DecodeGraphs:
         self.unsupported_reason = reason
         self.held.clear()
         self.caches.close()
-        self.engine.discard()
+        self.decode.discard()
         self.warn(f"the host drives the GPU, for {reason}")
 
     # Captures.
 
     def _captured(self, step: Step, values: Values) -> CapturedStep | None:
         """The graph for a call; None if there cannot be one."""
-        engine = self.engine
-        recording = engine.recorder_of(step) is not None
-        variant = Variant(engine.prefetches_in(step), recording, engine.gate if recording else None)
-        key = signature_of(values), variant.key, engine.driver.versions
+        decode = self.decode
+        recording = decode.stats.recorder_of(step) is not None
+        variant = Variant(decode.prefetches_in(step), recording, decode.stats.routers if recording else None)
+        key = signature_of(values), variant.key, decode.driver.versions
         found = self.held.find(key, values["past_key_values"])
         if found is None and self.held.is_worth_it():
             self.held.make_room()
@@ -224,7 +225,7 @@ class DecodeGraphs:
 
     def _capture(self, step: Step, values: Values, variant: Variant) -> CapturedStep:
         """Capture a step with inputs of its own; the lengths of its key-value cache stay as they are."""
-        device, driver, cache = self.engine.device, self.engine.driver, values["past_key_values"]
+        device, driver, cache = self.decode.device, self.decode.driver, values["past_key_values"]
         driver.drain()
         kernels = driver.kernels_for(values["input_ids"].shape[0])
         driver.upload()  # a warm-up writes to the rows for prefetch: it must know which these are

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotset.cache.counters import Count, Counters
+from hotset.engine.engine import Engine
 from hotset.errors import ClosedError, HotsetError
 from hotset.forecasts import MAX_DISTANCE
 from hotset.models.fingerprint import fingerprint_of
@@ -22,6 +22,7 @@ from hotset.models.keeping import Keeper
 from hotset.models.learning import hottest_share
 from hotset.models.patches import Patches, refuse_calls
 from hotset.models.recording import Gate, Recording
+from hotset.models.remarks import Remarks
 from hotset.models.shell import Shell
 from hotset.models.site import Site
 from hotset.models.static_caches import KVCachePool
@@ -29,8 +30,6 @@ from hotset.models.tap import Tap
 from hotset.models.tracker import StepTracker
 from hotset.profile import Profile
 from hotset.profile.folder import locate
-from hotset.runtime.caching import CachingEngine
-from hotset.runtime.engine import Engine
 from hotset.shape import ExpertKey, format_size
 from hotset.trace import Phase
 
@@ -46,13 +45,16 @@ _NOTHING_FORESEEN = {"prefetch_hits": 0, "late": 0}
 class Handle(Insight):
     """The cache of one model."""
 
-    def __init__(self, model: Any, engine: Engine, sites: list[Site], tracker: StepTracker) -> None:
+    def __init__(
+        self, model: Any, engine: Engine, sites: list[Site], tracker: StepTracker, tap: Tap, remarks: Remarks
+    ) -> None:
         super().__init__(engine, str(getattr(model.config, "_name_or_path", "") or type(model).__name__))
         self.sites = sites
         self.tracker = tracker
-        self.notes: list[str] = []
+        self.notes = remarks.lines
+        self.remark = remarks.add  # tells, in one line each, what a person should know of how this model runs
         self.shells: list[Shell] = []
-        self.tap = Tap()
+        self.tap = tap
         self.profile: Profile | None = None
         self.fingerprint = fingerprint_of(model, sites)
         self.find_gates: Callable[[], Gates | None] = partial(_gates_of, weakref.ref(model), sites)
@@ -63,12 +65,6 @@ class Handle(Insight):
         self._keepers: dict[Path, Keeper] = {}
         self._observed = False
         self._closed = False
-
-    def remark(self, *notes: str) -> None:
-        """Tell, in one line each, what a person should know of how this model runs."""
-        self.notes += notes
-        for note in notes:
-            logging.getLogger("hotset").warning(note)
 
     def on_close(self, undo: Callable[[], Any]) -> None:
         """Have something undone when the handle is closed."""
@@ -86,9 +82,9 @@ class Handle(Insight):
         until an expert was asked for. `backward` is what backward passes asked for: the policy
         and these counts do not know of it.
         """
-        engine, clock = self.engine, self.engine.clock
-        engine.settle()
-        with engine.quiet():
+        engine, clock = self.engine, self.engine.stats.clock
+        engine.sync_clock()
+        with engine.paused():
             self._look()
             counters = engine.controller.counters() - self._before
         tokens = sum(clock.tokens)
@@ -137,7 +133,7 @@ class Handle(Insight):
 
         A profile that is there goes on, what it holds fading with time; `overwrite` begins it anew.
         """
-        self.engine.owner.check()  # a child would add what its parent adds, too
+        self.engine.guard.owner.check()  # a child would add what its parent adds, too
         path = locate(str(name))
         if overwrite:
             self._keepers.pop(path, None)
@@ -145,26 +141,28 @@ class Handle(Insight):
         if not keeper.save(anew=overwrite) and (overwrite or not path.exists()):
             raise HotsetError(
                 "nothing was used yet, so there is nothing to save: run the model first"
-                + (", after model.hotset.observe()" if self.engine.kind == "stock" else "")
+                + (", after model.hotset.observe()" if self.engine.offload is None else "")
             )
         return path
 
     def pins(self) -> list[ExpertKey]:
         """The pinned experts, by layer and expert."""
-        with self.engine.quiet():
+        with self.engine.paused():
             return self.engine.controller.pins()
 
     def pin(self, which: str | Iterable[tuple[int, int]]) -> list[ExpertKey]:
         """Keep experts for good: pairs of layer and expert, or the hottest for a share of the slots such as "20%"."""
-        engine = self._caching("pin")
+        self.check_open()
         keys = self._hottest(which) if isinstance(which, str) else [ExpertKey(*key) for key in which]
-        engine.pin(keys)
+        self.engine.pin(keys)
         return keys
 
     def unpin(self, which: Iterable[tuple[int, int]] | None = None) -> None:
         """Let pinned experts go, all of them or those named; they stay until something better comes."""
-        engine = self._caching("unpin")
-        with engine.quiet():
+        self.check_open()
+        self.engine.offloaded("unpin")
+        engine = self.engine
+        with engine.paused():
             engine.controller.unpin(self.pins() if which is None else [ExpertKey(*key) for key in which])
 
     def _hottest(self, share: str) -> list[ExpertKey]:
@@ -172,33 +170,29 @@ class Handle(Insight):
         heat = statistics.rate if self.profile is None else statistics.rate + self.profile.hotness()
         return hottest_share(self.engine.controller, heat, share)
 
-    def _caching(self, what: str) -> CachingEngine:
-        self.check_open()
-        if not isinstance(self.engine, CachingEngine):
-            raise HotsetError(f"all experts are in memory: there is nothing to {what}")
-        return self.engine
-
     def _phase(self, counters: Counters, phase: Phase) -> dict[str, Any]:
-        rate = {"hit_rate": self._rate(counters, phase), "pass_tokens": self.engine.clock.tokens[phase]}
+        rate = {"hit_rate": self._rate(counters, phase), "pass_tokens": self.engine.stats.clock.tokens[phase]}
         return counters.as_dict(phase) | rate | (self._foreseen() if phase is Phase.DECODE else {})
 
     def _foreseen(self) -> dict[str, int]:
         """Misses that a guess had fetched, in decode: in prompts nothing is guessed."""
-        ahead = self.engine.ahead if isinstance(self.engine, CachingEngine) else None
-        return {"prefetch_hits": ahead.counts.in_time, "late": ahead.counts.late} if ahead else _NOTHING_FORESEEN
+        prefetcher = self.prefetcher
+        if prefetcher is None:
+            return _NOTHING_FORESEEN
+        return {"prefetch_hits": prefetcher.counts.in_time, "late": prefetcher.counts.late}
 
     def _rate(self, counters: Counters, phase: Phase | None = None) -> float | None:
         """The share of hits, None before anything was asked for; where everything is resident that is all."""
-        rate = 1.0 if self.engine.kind == "stock" else counters.hit_rate(phase)
+        rate = 1.0 if self.engine.offload is None else counters.hit_rate(phase)
         return None if math.isnan(rate) else rate
 
     def reset_stats(self) -> None:
         """Count from here; what is resident and what was learnt stays."""
-        self.engine.settle()
-        with self.engine.quiet():
+        self.engine.sync_clock()
+        with self.engine.paused():
             self._look()
             self._before = self.engine.controller.counters()
-            self.engine.reset_clock()
+            self.engine.stats.reset()
             self._reset_learning()
 
     def trace(
@@ -234,12 +228,12 @@ class Handle(Insight):
         if self._closed:
             return
         self._closed = True
-        is_here = self.engine.owner.is_here
+        is_here = self.engine.guard.owner.is_here
         with ExitStack() as last:  # each of these is done, whatever the others raise
-            if isinstance(self.engine, CachingEngine):
+            if self.engine.offload is not None:
                 last.callback(self._refuse_calls)
                 if is_here:
-                    self.engine.refuse_calls()
+                    self.engine.guard.refuse_calls()
             if is_here:
                 last.callback(self.engine.close)
                 self._take_out(last)
@@ -257,9 +251,9 @@ class Handle(Insight):
 
     def check_open(self) -> None:
         """Refuse what a closed model cannot do."""
-        if self._closed and isinstance(self.engine, CachingEngine):
+        if self._closed and self.engine.offload is not None:
             raise ClosedError
-        self.engine.owner.check()
+        self.engine.guard.owner.check()
 
     def _refuse_calls(self) -> None:
         model = self._model()
@@ -268,8 +262,8 @@ class Handle(Insight):
 
     def _take_out(self, last: ExitStack) -> None:
         last.callback(self.patches.close)
-        if isinstance(self.engine.recorder, Recording):
-            last.callback(self.engine.recorder.stop)
+        if isinstance(self.engine.stats.recorder, Recording):
+            last.callback(self.engine.stats.recorder.stop)
 
     def __enter__(self) -> Handle:
         """Close the model at the end of a `with` block."""

@@ -6,16 +6,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hotset.cache.statistics import statistics_of
+from hotset.engine.engine import Engine
+from hotset.engine.host.prefetcher import Prefetcher
+from hotset.engine.preload import BackgroundLoader
+from hotset.engine.requests import Request
 from hotset.errors import HotsetError
 from hotset.profile.statistics import Counts, History, Statistics
-from hotset.runtime.ahead import AheadCounts
-from hotset.runtime.caching import CachingEngine
-from hotset.runtime.engine import Engine
 from hotset.runtime.forecasting import ForecastGuesser, forecast_stats
-from hotset.runtime.requests import Request
 
 
 class Insight:
@@ -29,7 +27,7 @@ class Insight:
     def statistics(self) -> Statistics:
         """All that is known of every expert since the model was loaded, as grids of layers and experts."""
         engine = self.engine
-        with engine.quiet():
+        with engine.paused():
             self._look()
             history = History.empty() if engine.supervisor is None else engine.supervisor.history()
             return statistics_of(engine.controller, *self._loads(), history)
@@ -46,12 +44,13 @@ class Insight:
 
         A batch is served as a whole, and stands under the number of its first request.
         """
-        return self.engine.requests()
+        with self.engine.paused():
+            return self.engine.stats.requests()
 
     def mark(self, label: str) -> None:
         """Name what begins here, such as another workload; plots show it."""
         if self.engine.supervisor is not None:
-            with self.engine.quiet():
+            with self.engine.paused():
                 self.engine.supervisor.mark(label)
 
     def plot(self, path: str | Path | None = None, *, title: str = "") -> Any:
@@ -65,29 +64,37 @@ class Insight:
 
     def learning(self) -> dict[str, Any]:
         """What the cache found out about itself: the gain over lru, warm pins, and how far a warm start has come."""
-        supervisor, engine = self.engine.supervisor, self.engine
+        supervisor = self.engine.supervisor
         found: dict[str, Any] = {"gain": None, "warm_pin": None, "warming": False, "warm_error": None, "prefetch": None}
         if supervisor is not None and supervisor.rival is not None:
             found["gain"] = supervisor.rival.gain(int(self._load_bytes.mean()), self.background_bytes())
         if supervisor is not None and supervisor.warm_pin is not None:
             found["warm_pin"] = supervisor.warm_pin.as_dict()
-        guesser, ahead = (engine.guesser, engine.ahead) if isinstance(engine, CachingEngine) else (None, None)
-        if isinstance(guesser, ForecastGuesser) and ahead is not None:
-            found["prefetch"] = forecast_stats(guesser, ahead.counts)
-        if isinstance(engine, CachingEngine) and engine.warmer is not None:
-            found["warming"] = engine.warmer.busy
-            found["warm_error"] = None if engine.warmer.error is None else str(engine.warmer.error)
+        if self.prefetcher is not None and isinstance(self.prefetcher.predictor, ForecastGuesser):
+            found["prefetch"] = forecast_stats(self.prefetcher.predictor, self.prefetcher.counts)
+        if self._preload is not None:
+            found["warming"] = self._preload.busy
+            found["warm_error"] = None if self._preload.error is None else str(self._preload.error)
         return found
+
+    @property
+    def prefetcher(self) -> Prefetcher | None:
+        """What fetches experts before they are asked for, if anything does."""
+        return None if self.engine.offload is None else self.engine.offload.prefetcher
+
+    @property
+    def _preload(self) -> BackgroundLoader | None:
+        """What fills slots in the background, or did."""
+        return None if self.engine.offload is None else self.engine.offload.preloader.running
 
     def background_bytes(self) -> int:
         """The bytes that moved without anybody waiting for them, since the last reset."""
-        engine = self.engine
-        return engine.background_bytes - self._background_before if isinstance(engine, CachingEngine) else 0
+        offload = self.engine.offload
+        return 0 if offload is None else offload.preloader.moved_bytes - self._background_before
 
     def wait_until_warm(self, timeout_s: float | None = None) -> bool:
         """Wait until a warm start has filled the slots; false if it has not in that time."""
-        engine = self.engine
-        return not isinstance(engine, CachingEngine) or engine.warmer is None or engine.warmer.wait(timeout_s)
+        return self._preload is None or self._preload.wait(timeout_s)
 
     def _look(self) -> None:
         if self.engine.supervisor is not None:
@@ -95,19 +102,15 @@ class Insight:
 
     def _reset_learning(self) -> None:
         self._background_before += self.background_bytes()
-        if isinstance(self.engine, CachingEngine) and self.engine.ahead is not None:
-            self.engine.ahead.counts = AheadCounts()
+        if self.prefetcher is not None:
+            self.prefetcher.reset_counts()
         if self.engine.supervisor is not None and self.engine.supervisor.rival is not None:
             self.engine.supervisor.rival.reset()
 
     def _loads(self) -> tuple[Counts, Counts]:
         """Loads of every expert in the background, and what one load of it moves."""
-        if isinstance(self.engine, CachingEngine):
-            return self.engine.cache.landing.warmed, self._load_bytes
-        nothing = np.zeros((self.engine.shape.layers, self.engine.shape.experts), np.int64)
-        return nothing, nothing
+        return self.engine.cache.landing.warmed, self._load_bytes
 
     @cached_property
     def _load_bytes(self) -> Counts:
-        assert isinstance(self.engine, CachingEngine)  # noqa: S101 - others load nothing
         return self.engine.load_bytes()

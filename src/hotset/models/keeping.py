@@ -12,6 +12,7 @@ from pathlib import Path
 from hotset.cache.learning import learnt
 from hotset.cache.statistics import phase_tokens, seats_of
 from hotset.cache.usage import HITS, MISSES, USES
+from hotset.engine.engine import Engine
 from hotset.errors import HotsetError, ProfileError
 from hotset.policies.eam import Eam
 from hotset.profile import Fingerprint, Profile
@@ -19,7 +20,6 @@ from hotset.profile.fold import fold, now, raw_profile
 from hotset.profile.folder import lock_of
 from hotset.profile.matrices import collected
 from hotset.profile.statistics import History
-from hotset.runtime.engine import Engine
 
 
 class Keeper:
@@ -51,7 +51,7 @@ class Keeper:
     def _fresh(self) -> Profile:
         """What happened since the last save, as plain counts."""
         controller, supervisor = self.engine.controller, self.engine.supervisor
-        with self.engine.quiet():
+        with self.engine.paused():
             if supervisor is not None:
                 supervisor.look()
             self._new_counts = controller.usage.counts - self._counts
@@ -97,7 +97,7 @@ class Learner:
 
     def stop(self) -> None:
         """Save for the last time; more than once does no harm, and a child process has nothing to save."""
-        if self._end.is_set() or not self.keeper.engine.owner.is_here:
+        if self._end.is_set() or not self.keeper.engine.guard.owner.is_here:
             return
         self._end.set()
         atexit.unregister(self.stop)

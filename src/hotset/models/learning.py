@@ -11,6 +11,7 @@ from hotset.cache.controller import Controller
 from hotset.cache.learning import hottest, prime
 from hotset.cache.plan import Scope
 from hotset.cache.warm_pin import AUTO_TOKENS
+from hotset.engine.engine import Engine
 from hotset.errors import HotsetError
 from hotset.models.keeping import Keeper, Learner
 from hotset.options import RunOptions
@@ -18,7 +19,6 @@ from hotset.options.run import AUTO, OFF, pin_share
 from hotset.policies import Grid
 from hotset.profile import Profile
 from hotset.profile.folder import check_writable, locate
-from hotset.runtime.caching import CachingEngine
 from hotset.shape import ExpertKey
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def begin(handle: Handle, options: RunOptions, profile: Profile | None) -> None:
     if profile is not None:
         profile.check(handle.engine.shape, handle.fingerprint, allow_foreign=options.allow_foreign)
         handle.profile = profile
-    if not isinstance(handle.engine, CachingEngine):
+    if handle.engine.offload is None:
         if profile is not None or options.pin or warm_pin_tokens(options):
             handle.remark("all experts are in memory: there is nothing to warm or to pin")
         return
@@ -72,12 +72,12 @@ def begin(handle: Handle, options: RunOptions, profile: Profile | None) -> None:
         warm_start(handle.engine, profile, options)
 
 
-def warm_start(engine: CachingEngine, profile: Profile, options: RunOptions) -> None:
+def warm_start(engine: Engine, profile: Profile, options: RunOptions) -> None:
     """Let all policies know what the profile knows, and fill the slots in the background."""
-    for controller in engine.controllers():
-        prime(controller, profile, options.prior_tokens)
+    for tier in engine.tiers:
+        prime(tier.controller, profile, options.prior_tokens)
     pins = [] if options.pin is None else hottest_share(engine.controller, profile.hotness(), options.pin)
-    engine.warm(hottest(profile), pins)
+    engine.preload(hottest(profile), pins)
 
 
 def keep_learning(handle: Handle, options: RunOptions) -> None:

@@ -182,7 +182,7 @@ def read_experts(catalog: Catalog, wanted: Sequence[PackKey]) -> Iterator[tuple[
 
 def _landed(flight: Flight, load: Load, slots: list[Bytes]) -> tuple[int, int, Bytes]:
     flight.take()
-    return load.layer, load.expert, slots[load.slot]
+    return load.layer, load.expert, slots[load.row]
 
 
 def _catalog(found: Survey) -> Catalog:

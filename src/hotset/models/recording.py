@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from hotset.engine.engine import Engine
 from hotset.errors import HotsetError
 from hotset.models.tap import Tap
-from hotset.runtime.caching import CachingEngine
-from hotset.runtime.engine import Engine
 from hotset.trace import Trace
 from hotset.trace.recorder import Recorder
 from hotset.trace.run import Run
@@ -32,10 +31,10 @@ class Recording(Recorder):
         super().__init__(engine.shape, meta)
         self._engine, self._path = engine, path
         self._run: dict[str, str] | None = None
-        with engine.quiet():  # what was served before is not part of it
-            if engine.recorder is not None:
+        with engine.paused():  # what was served before is not part of it
+            if engine.stats.recorder is not None:
                 raise HotsetError("this model is being recorded already: end that recording first")
-            engine.recorder, engine.gate = self, gate
+            engine.stats.start_recording(self, gate)
             self._before = _history(engine)
         self._untap = tap.hold()
 
@@ -47,10 +46,10 @@ class Recording(Recorder):
 
     def stop(self) -> None:
         """End the recording, and write it if it was given a path and anything ran; more than once does no harm."""
-        if self._engine.recorder is not self or not self._engine.owner.is_here:  # a parent writes its own
+        if self._engine.stats.recorder is not self or not self._engine.guard.owner.is_here:  # a parent writes its own
             return
-        with self._engine.quiet():  # and all that was served is
-            self._engine.recorder = self._engine.gate = None
+        with self._engine.paused():  # and all that was served is
+            self._engine.stats.stop_recording()
             self._run = _run_meta(self._engine, self._before)
         self._untap()
         if self._path is not None and self.blocks:
@@ -75,13 +74,13 @@ class _History(NamedTuple):
 
 def _history(engine: Engine) -> _History:
     controller = engine.controller
-    warmed = int(engine.cache.landing.warmed.sum()) if isinstance(engine, CachingEngine) else 0
+    warmed = int(engine.cache.landing.warmed.sum())
     return _History(int(controller.table.clock[0]), controller.version + warmed + len(controller.pins()))
 
 
 def _run_meta(engine: Engine, before: _History) -> dict[str, str]:
     """The cache of a recording; where every expert is resident there is none."""
-    if not isinstance(engine, CachingEngine):
+    if engine.offload is None:
         return {}
     plan, differs = engine.controller.plan, ""
     if before.changes:

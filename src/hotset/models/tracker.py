@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hotset.runtime.engine import Engine
-from hotset.runtime.step import ANONYMOUS, Step
+from hotset.engine.driver import Driver
+from hotset.engine.engine import Engine
+from hotset.engine.step import NO_REQUEST, Step
 from hotset.trace import Phase
 
 
@@ -72,6 +73,9 @@ class StepTracker:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        # A step that an interrupt has left in the context variable must not keep the engine's memory.
+        self._driver: Driver = weakref.proxy(engine.driver)
+        self._anonymous = Step(0, 1, 1, Phase.PREFILL, NO_REQUEST, self._driver)
         self.steps = 0
         self.requests = 0
         self._number = next(_NUMBERS)
@@ -101,7 +105,7 @@ class StepTracker:
     def current(self) -> Step:
         """The step that the calling thread computes; what is called outside of any belongs to an anonymous one."""
         running = _RUNNING.get()
-        return running.step if running is not None and running.tracker == self._number else ANONYMOUS
+        return running.step if running is not None and running.tracker == self._number else self._anonymous
 
     def serving(self, step: Step, call: Callable[[], Any]) -> Any:
         """Call something whose MoE layers belong to a step; however that ends, nothing of it is left behind."""
@@ -113,7 +117,7 @@ class StepTracker:
         return copy_context().run(inside)
 
     def _before(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.engine.owner.is_here:
+        if not self.engine.guard.owner.is_here:
             return  # in a child of the process, which counts nothing
         mine = self._thread
         if module is self._root():
@@ -163,10 +167,12 @@ class StepTracker:
         with self._lock:
             self.steps += 1
             number = self.steps
-        recorder = self.engine.recorder
-        ids = _ids(tokens) if recorder is not None or self.engine.wants_tokens else None
+        recorder = self.engine.stats.recorder
+        ids = _ids(tokens) if self.engine.wants_tokens else None
         recording = 0 if recorder is None else recorder.number
-        return Step(number, sequences.batch, length, sequences.phase, sequences.first_request, ids, recording)
+        return Step(
+            number, sequences.batch, length, sequences.phase, sequences.first_request, self._driver, ids, recording
+        )
 
     def _known(self, cache: Any) -> Sequences | None:
         try:

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hotset.engine.batch import ExpertBatch
+from hotset.engine.step import Step
 from hotset.forecasts import Forecast, Seen
 from hotset.forecasts._kernel import steps_of
 from hotset.prefetch import MIN_PROBABILITY, PrefetchTrial
 from hotset.prefetch.votes import rank_by_votes
-from hotset.runtime.event import LiveEvent
 from hotset.runtime.guessing import IsNear
-from hotset.runtime.step import Step
 from hotset.shape import ExpertKey, ModelShape
 
 Gate = Callable[[int, torch.Tensor, int, int], torch.Tensor]
@@ -44,7 +44,12 @@ class ForecastGuesser:
         self._picked = np.zeros(min(2 * shape.top_k, shape.experts), np.int64)
         self._none = np.full((1, 1), -1, np.int16)
 
-    def after(self, layer: int, event: LiveEvent, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the forecast goes by the tokens of a step."""
+        return self.forecast.name in ("token", "best")
+
+    def after(self, layer: int, event: ExpertBatch, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         """The likeliest experts of the next layers that are not near, best first, as far as sending for them pays."""
         if self.payoff.is_off(step.number):
             return []  # not even learning is free
@@ -74,11 +79,11 @@ class ForecastGuesser:
         """Learn how an event went."""
         self.payoff.note(layer, step.number, stall_s, in_time, late)
 
-    def observe(self, layer: int, event: LiveEvent, step: Step) -> None:
+    def observe(self, layer: int, event: ExpertBatch, step: Step) -> None:
         """Learn from an event that nothing is guessed after, as in a prompt."""
         self._steps.observe(self.state, *self._seen(layer, event, step))
 
-    def _seen(self, layer: int, event: LiveEvent, step: Step) -> Seen:
+    def _seen(self, layer: int, event: ExpertBatch, step: Step) -> Seen:
         single = step.token_ids is not None and len(step.token_ids) == 1
         token = int(step.token_ids[0]) if single and step.token_ids is not None else -1
         return Seen(
@@ -86,11 +91,11 @@ class ForecastGuesser:
             self._guesses(event),
         )  # fmt: skip
 
-    def _guesses(self, event: LiveEvent) -> npt.NDArray[np.int16]:
+    def _guesses(self, event: ExpertBatch) -> npt.NDArray[np.int16]:
         """What the gates ahead say; of several tokens the experts that most of them name."""
-        if event.said is None:
+        if event.predicted_ids is None:
             return self._none
-        said = event.said.reshape(event.tokens, self.distances, -1).astype(np.int16)
+        said = event.predicted_ids.reshape(event.tokens, self.distances, -1).astype(np.int16)
         return said[0] if len(said) == 1 else rank_by_votes(said, self.shape.experts)
 
     def _likeliest(

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from hotset.runtime.event import LiveEvent
-from hotset.runtime.step import Step
+from hotset.engine.batch import ExpertBatch
+from hotset.engine.step import Step
 from hotset.shape import ExpertKey
 
 IsNear = Callable[[ExpertKey], bool]
@@ -17,10 +17,14 @@ IsNear = Callable[[ExpertKey], bool]
 class Guesser(Protocol):
     """Names the experts to fetch ahead, the best first."""
 
-    def after(self, layer: int, event: LiveEvent, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it wants to know which tokens a step computes."""
+
+    def after(self, layer: int, event: ExpertBatch, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
 
-    def observe(self, layer: int, event: LiveEvent, step: Step) -> None:
+    def observe(self, layer: int, event: ExpertBatch, step: Step) -> None:
         """Learn from an event that nothing is guessed after, as in a prompt."""
 
     def look(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:

@@ -31,11 +31,11 @@ _HUNG_PATIENCE_S = 1.0  # for a thread that has not answered before
 
 
 class Load(NamedTuple):
-    """One expert to bring into one slot."""
+    """One expert to bring into one row."""
 
     layer: int
     expert: int
-    slot: int
+    row: int
 
 
 @dataclass(slots=True, eq=False)
@@ -113,10 +113,10 @@ class Jobs:
 class Readers:
     """A few threads that read experts from a store into slots."""
 
-    def __init__(self, catalog: Catalog, slot_of: Callable[[int], Bytes], *, threads: int = 0, direct: bool = True):
+    def __init__(self, catalog: Catalog, memory_of: Callable[[int], Bytes], *, threads: int = 0, direct: bool = True):
         self.catalog = catalog
         self.files = [StoreFile(path, direct=direct) for path in catalog.files]
-        self._slot_of = slot_of
+        self.memory_of = memory_of
         self._verified = [bytearray(len(layer.experts)) for layer in catalog.layers]
         self._jobs = Jobs()
         self._started: dict[Flight, Rank] = {}  # flights that may be under way
@@ -176,7 +176,7 @@ class Readers:
     def bring(self, job: Job, scratch: Scratch) -> None:
         """Read one piece of an expert into its slot."""
         source = self.catalog.layers[job.load.layer]
-        slot = self._slot_of(job.load.slot)
+        slot = self.memory_of(job.load.row)
         if source.decode is None:
             for span in job.spans:
                 self._read(span, slot, scratch)
@@ -219,7 +219,7 @@ class Readers:
 
     def _matches(self, load: Load) -> bool:
         """Whether the bytes in a slot are those that were packed: in full the first time, then by their sum."""
-        source, slot = self.catalog.layers[load.layer], self._slot_of(load.slot)
+        source, slot = self.catalog.layers[load.layer], self.memory_of(load.row)
         assert self.catalog.digests is not None  # noqa: S101 - asked before
         block, digest = slot[: source.layout.used_bytes], self.catalog.digests[load.layer][load.expert]
         if self._verified[load.layer][load.expert]:

@@ -13,7 +13,7 @@ import torch
 from hotset.engine.device.step_kernels import StepKernels
 from hotset.engine.device.variant import Variant
 from hotset.engine.driver import Driver
-from hotset.runtime.step import Step
+from hotset.engine.step import Step
 
 Tensor = torch.Tensor
 

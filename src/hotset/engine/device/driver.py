@@ -9,20 +9,20 @@ from typing import Any, Protocol
 import torch
 
 from hotset.cache.lease import CacheLease
+from hotset.engine.arena import Arena
 from hotset.engine.device.capture import CapturedStep
 from hotset.engine.device.follow import Books, Follower
 from hotset.engine.device.replay import Replay
 from hotset.engine.device.state import DeviceCacheState
 from hotset.engine.device.step_kernels import StepKernels, make_step_kernels
 from hotset.engine.device.variant import Predict
+from hotset.engine.host.prefetcher import Prefetcher
+from hotset.engine.host.streams import Streams
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.slots import SlotCache
+from hotset.engine.step import Step
+from hotset.engine.tiers import RamTier
 from hotset.errors import HotsetError
-from hotset.runtime.ahead import AheadSlots
-from hotset.runtime.arena import Arena
-from hotset.runtime.device import Streams
-from hotset.runtime.host import HostTier
-from hotset.runtime.step import Step
 from hotset.store import Catalog
 from hotset.trace.recorder import Recorder
 
@@ -43,14 +43,14 @@ class DeviceDriver:
         self,
         cache: SlotCache,
         lease: CacheLease,
-        tier: HostTier,
+        tier: RamTier,
         catalog: Catalog,
         specs: Sequence[ExpertSpec],
         arena: Arena,
         streams: Streams,
         host: Host,
         *,
-        prefetch: AheadSlots[Any] | None = None,
+        prefetch: Prefetcher | None = None,
         predict: Predict | None = None,
     ) -> None:
         self.cache, self.lease, self.tier, self.catalog, self.specs = cache, lease, tier, catalog, specs

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from hotset.engine.device.log import Rows, StepLog
 from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.device.variant import Variant
+from hotset.engine.host.streams import Streams
+from hotset.engine.step import Step
 from hotset.prefetch.times import MissAdjustedTimes
-from hotset.runtime.device import Streams
-from hotset.runtime.step import Step
 from hotset.trace.recorder import Recorder
 
 Ints = npt.NDArray[np.int32]

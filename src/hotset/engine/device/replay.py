@@ -8,8 +8,8 @@ import torch
 
 from hotset.engine.device.capture import CapturedStep
 from hotset.engine.device.follow import Follower, PendingStep
-from hotset.runtime.device import Streams
-from hotset.runtime.step import Step
+from hotset.engine.host.streams import Streams
+from hotset.engine.step import Step
 from hotset.trace.recorder import Recorder
 
 Tensor = torch.Tensor

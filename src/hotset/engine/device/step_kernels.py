@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.engine.arena import Arena
 from hotset.engine.device.gather import Gather
 from hotset.engine.device.log import RING, StepLog
 from hotset.engine.device.prefetch import DevicePrefetch
@@ -17,7 +18,6 @@ from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 from hotset.engine.support import DeviceSupport
 from hotset.errors import HotsetError
-from hotset.runtime.arena import Arena
 from hotset.runtime.graph.plan import Plan
 from hotset.store import Catalog
 

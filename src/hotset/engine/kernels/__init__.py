@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hotset.engine.arena import Arena
 from hotset.engine.kernels.base import ExpertKernels
 from hotset.engine.kernels.grouped import GroupedKernels
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.runtime.arena import Arena
 from hotset.store import SlotLayout
 
 __all__ = ["ExpertKernels", "ExpertSpec", "gpu_kernels"]

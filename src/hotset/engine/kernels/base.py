@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from hotset.engine.batch import ExpertBatch, IntArray
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.runtime.event import IntArray, LiveEvent
 
 
 class ExpertKernels(ABC):
@@ -16,13 +16,13 @@ class ExpertKernels(ABC):
     spec: ExpertSpec
 
     @abstractmethod
-    def run(self, batch: LiveEvent, experts: IntArray, rows: IntArray) -> None:
+    def run(self, batch: ExpertBatch, experts: IntArray, rows: IntArray) -> None:
         """Compute some of the batch's experts, in rising order, from these rows, and put the results into the batch."""
 
     @abstractmethod
     def differentiable(self, given: torch.Tensor, row: int) -> torch.Tensor:
         """What the expert in one row makes of its input, by operations that have gradients."""
 
-    def few(self, batch: LiveEvent) -> bool:  # noqa: ARG002 - it never is where a run costs no launch
+    def few(self, batch: ExpertBatch) -> bool:  # noqa: ARG002 - it never is where a run costs no launch
         """Whether to compute all experts of a batch in one run costs less than residents first and arrivals later."""
         return False

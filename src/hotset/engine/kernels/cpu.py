@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hotset.engine.arena import Arena
+from hotset.engine.batch import ExpertBatch, IntArray
 from hotset.engine.kernels.base import ExpertKernels
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.formats import element_type, weight_of
-from hotset.runtime.arena import Arena
-from hotset.runtime.event import IntArray, LiveEvent
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
@@ -35,20 +35,20 @@ class PerExpertKernels(ExpertKernels):
         self.spec = spec
         self.experts = RowExperts(arena, layout, spec)
 
-    def run(self, batch: LiveEvent, experts: IntArray, rows: IntArray) -> None:
+    def run(self, batch: ExpertBatch, experts: IntArray, rows: IntArray) -> None:
         """Compute some of the batch's experts."""
         everything = len(experts) == len(batch.experts)
         if everything and batch.single:
             # One token whose experts are all here: computed in the router's order, nothing has to be put in its place.
             ordered = batch.by_pair(rows).tolist()
-            batch.take(self.experts(batch.hidden, ordered, range(1, len(ordered) + 1)))
+            batch.set_all(self.experts(batch.hidden, ordered, range(1, len(ordered) + 1)))
             return
         pairs, ends = batch.places(None if everything else batch.positions(experts))
         listed = rows.tolist()
         for first, last, begin, end in self.experts.parts(ends):
             places = torch.from_numpy(pairs[begin:end])
             stops = [min(stop, end) - begin for stop in ends[first:last]]
-            batch.put(places, self.experts(batch.rows(places), listed[first:last], stops))
+            batch.scatter(places, self.experts(batch.rows(places), listed[first:last], stops))
 
     def differentiable(self, given: Tensor, row: int) -> Tensor:
         """What the expert in one row makes of its input, by operations that have gradients."""

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hotset.engine.arena import Arena
+from hotset.engine.batch import ExpertBatch, IntArray
 from hotset.engine.kernels.base import ExpertKernels
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_experts import ROUTER_DTYPES, Phase, Scratch, TritonExperts
-from hotset.runtime.arena import Arena
-from hotset.runtime.event import IntArray, LiveEvent
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
@@ -27,11 +27,11 @@ class FewTokenKernels(ExpertKernels):
         self.kernels = TritonExperts(arena, layout, spec, top_k=top_k, most_tokens=0)
         self._uploads = PairUploads(arena.memory.device)
 
-    def few(self, batch: LiveEvent) -> bool:
+    def few(self, batch: ExpertBatch) -> bool:
         """Whether a batch goes into two launches: few pairs, and a router whose type the kernels know."""
         return batch.tokens * batch.top_k <= FEW_PAIRS and batch.weights.dtype in ROUTER_DTYPES
 
-    def run(self, batch: LiveEvent, experts: IntArray, rows: IntArray) -> None:
+    def run(self, batch: ExpertBatch, experts: IntArray, rows: IntArray) -> None:
         """Compute some of the batch's experts; with the last of them the output is summed.
 
         One binary serves all parts, so that the output does not depend on how many there are.
@@ -50,10 +50,10 @@ class FewTokenKernels(ExpertKernels):
         if phase is not Phase.KEEP:
             batch.finish(out)
 
-    def _launch(self, batch: LiveEvent, pair_row: Tensor, pair_late: Tensor, out: Tensor, phase: Phase) -> None:
+    def _launch(self, batch: ExpertBatch, pair_row: Tensor, pair_late: Tensor, out: Tensor, phase: Phase) -> None:
         kernels, pairs = self.kernels, len(pair_row)
         hidden = torch.empty((pairs, kernels.inner), dtype=kernels.dtype, device=out.device)
-        raw = hidden if phase is Phase.ALL else batch.raw(kernels.width, kernels.dtype)
+        raw = hidden if phase is Phase.ALL else batch.unweighted(kernels.width, kernels.dtype)
         scratch = Scratch(hidden, raw, pair_late)
         kernels(batch.hidden.contiguous(), pair_row, pair_late, batch.weights, out, phase, scratch=scratch)
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from hotset.engine.arena import Arena
+from hotset.engine.batch import ExpertBatch, IntArray
 from hotset.engine.kernels.base import ExpertKernels
 from hotset.engine.kernels.cpu import RowExperts, RowLinear
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.runtime.arena import Arena
-from hotset.runtime.event import IntArray, LiveEvent
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
@@ -30,7 +30,7 @@ class GroupedKernels(ExpertKernels):
         self.device = arena.memory.device
         self.experts = RowExperts(arena, layout, spec, WORK_BYTES, GroupedLinear)
 
-    def run(self, batch: LiveEvent, experts: IntArray, rows: IntArray) -> None:
+    def run(self, batch: ExpertBatch, experts: IntArray, rows: IntArray) -> None:
         """Compute some of the batch's experts, in the order of their rows."""
         order = rows.argsort()
         pairs, ends = batch.places(batch.positions(experts[order]))
@@ -38,7 +38,7 @@ class GroupedKernels(ExpertKernels):
         for first, last, begin, end in self.experts.parts(ends):
             places = torch.from_numpy(pairs[begin:end]).to(self.device, non_blocking=True)
             stops = [min(stop, end) - begin for stop in ends[first:last]]
-            batch.put(places, self.experts(batch.rows(places), ordered[first:last], stops))
+            batch.scatter(places, self.experts(batch.rows(places), ordered[first:last], stops))
 
     def differentiable(self, given: Tensor, row: int) -> Tensor:
         """What the expert in one row makes of its input, by operations that have gradients."""

@@ -15,13 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
+from hotset.engine.arena import Arena
 from hotset.engine.kernels.activations import Activation, activation_of
 from hotset.engine.kernels.cpu import RowLinear
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_kernels import down_kernel, up_kernel
 from hotset.engine.kernels.tuning import BUCKETS, Choice, Problem, bucket, chosen, remembered
 from hotset.formats import TileLoader, Weight, element_type, weight_of
-from hotset.runtime.arena import Arena
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor

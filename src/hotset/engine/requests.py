@@ -11,9 +11,9 @@ import numpy.typing as npt
 from hotset.cache.controller import Controller
 from hotset.cache.counters import Count, Counters
 from hotset.cache.usage import USES
+from hotset.engine.step import NO_REQUEST
 from hotset.policies.base import compiled_entry
 from hotset.profile.statistics import Counts
-from hotset.runtime.step import NO_REQUEST
 from hotset.trace import Phase
 
 KEPT = 64

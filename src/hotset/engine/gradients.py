@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from hotset.engine.batch import ExpertBatch
+from hotset.engine.host.driver import HostDriver
 from hotset.engine.kernels import ExpertKernels
 from hotset.errors import ModelError
-from hotset.runtime.caching import CachingEngine
-from hotset.runtime.event import LiveEvent
 
 Tensor = torch.Tensor
 Serve = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -29,19 +29,19 @@ def in_backward() -> bool:
 
 
 def differentiable(
-    engine: CachingEngine, layer: int, module: torch.nn.Module, serve: Serve, given: tuple[Tensor, Tensor, Tensor]
+    driver: HostDriver, layer: int, module: torch.nn.Module, serve: Serve, given: tuple[Tensor, Tensor, Tensor]
 ) -> Tensor:
     """Serve one event so that gradients go through it, if anything wants some; else `serve` alone is called."""
     hidden, index, weights = given
     if in_backward():
-        serve = _serve_again(engine, layer)
+        serve = _serve_again(driver, layer)
     if not torch.is_grad_enabled():
         return serve(hidden, index, weights)
     learnt = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not (hidden.requires_grad or weights.requires_grad or learnt):
         return serve(hidden, index, weights)
     refuse_trained_experts(module)
-    out: Tensor = _Experts.apply(hidden, weights, index, engine, layer, serve, *learnt)  # type: ignore[no-untyped-call]
+    out: Tensor = _Experts.apply(hidden, weights, index, driver, layer, serve, *learnt)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -68,9 +68,9 @@ def refuse_dropout(module: torch.nn.Module) -> None:
         )
 
 
-def _serve_again(engine: CachingEngine, layer: int) -> Serve:
+def _serve_again(driver: HostDriver, layer: int) -> Serve:
     def serve(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        return engine.serve_again(layer, hidden, index, weights)
+        return driver.serve_again(layer, hidden, index, weights)
 
     return serve
 
@@ -84,12 +84,12 @@ class _Experts(torch.autograd.Function):
         hidden: Tensor,
         weights: Tensor,
         index: Tensor,
-        engine: CachingEngine,
+        driver: HostDriver,
         layer: int,
         serve: Serve,
         *learnt: Tensor,
     ) -> Tensor:
-        ctx.engine, ctx.layer = engine, layer
+        ctx.driver, ctx.layer = driver, layer
         ctx.save_for_backward(hidden, weights, index, *learnt)
         return serve(hidden, index, weights)
 
@@ -99,19 +99,19 @@ class _Experts(torch.autograd.Function):
         hidden, weights, index, *learnt = ctx.saved_tensors
         if not index.numel():
             return torch.zeros_like(hidden), torch.zeros_like(weights), *[None] * (4 + len(learnt))
-        engine, layer = ctx.engine, ctx.layer
-        engine.check_usable()
-        event = LiveEvent(hidden, index, weights, engine.num_experts(layer))
-        back = Backward(event, engine.layers[layer], grad, learnt)
+        driver, layer = ctx.driver, ctx.layer
+        driver.check_usable()
+        event = ExpertBatch(hidden, index, weights, driver.num_experts(layer))
+        back = Backward(event, driver.kernels[layer], grad, learnt)
         if len(event.experts):
-            engine.revisit(layer, event, back)
+            driver.revisit(layer, event, back)
         return back.of_hidden(), back.of_weights().view_as(weights), None, None, None, None, *back.of_learnt()
 
 
 class Backward:
     """The gradients of one event; every pair of token and expert has a place of its own, as in the forward pass."""
 
-    def __init__(self, event: LiveEvent, experts: ExpertKernels, grad: Tensor, learnt: Sequence[Tensor]) -> None:
+    def __init__(self, event: ExpertBatch, experts: ExpertKernels, grad: Tensor, learnt: Sequence[Tensor]) -> None:
         self.event, self.experts, self.grad, self.learnt = event, experts, grad, learnt
         pairs = event.tokens * event.top_k
         self._rows = event.hidden.new_zeros((pairs, event.hidden.shape[-1]))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
+from hotset.engine.arena import Arena
+from hotset.engine.guard import Guard
+from hotset.engine.preload import DiskLoader
 from hotset.engine.slots import Loads, SlotCache
 from hotset.policies import Policy
-from hotset.runtime.arena import Arena
-from hotset.runtime.background import BackgroundReader
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.trace import Phase
@@ -20,33 +20,34 @@ from hotset.transfer import Flight, Readers
 from hotset.transfer.readers import Load
 
 
-class HostTier:
+class RamTier:
     """Experts in host memory; what is asked for and not there is read from disk."""
 
     def __init__(
-        self, catalog: Catalog, plan: SlotPlan, policy: Policy, *, threads: int = 0, force: bool = False
+        self,
+        catalog: Catalog,
+        plan: SlotPlan,
+        policy: Policy,
+        guard: Guard,
+        *,
+        threads: int = 0,
+        force: bool = False,
     ) -> None:
         self.catalog = catalog
         self.cache = SlotCache(Controller(plan, policy))
         self.arena = Arena.in_ram(self.cache.num_rows, catalog.slot_bytes, force=force)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads) if catalog.files else None
         self.read_bytes = 0
-        self.before_reading: Callable[[], None] = lambda: None  # waits until no copy out of these slots is under way
         self._holds_all = plan.cached >= plan.shape.total_experts
         self._flight = Flight()
         self._begun: tuple[int, list[int]] | None = None  # the layer of an event, and the experts that were absent
-        self._background: BackgroundReader | None = None
+        # What reads experts into this tier while no event waits; none where everything came from memory.
+        self.loader = None if self.readers is None else DiskLoader(self.cache, catalog, self.readers, guard)
 
     @property
     def controller(self) -> Controller:
         """The cache of the tier under its policy."""
         return self.cache.controller
-
-    def background(self, lock: threading.RLock, mend: Callable[[], None]) -> BackgroundReader | None:
-        """What reads experts into this tier while no event waits; None where everything came from memory."""
-        if self.readers is not None and self._background is None:
-            self._background = BackgroundReader(self.cache, self.catalog, self.readers, lock, mend)
-        return self._background
 
     def where(self, layer: int, experts: list[int]) -> list[int] | None:
         """The rows of experts, where the tier holds every expert for good and has read these; else None."""
@@ -55,23 +56,28 @@ class HostTier:
         slots = self.cache.table.slot_of[layer, experts]
         return None if (slots < 0).any() else self.cache.rows[slots].tolist()
 
-    def bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
+    def load(
+        self, layer: int, experts: list[int], counts: list[int], phase: Phase, before_reading: Callable[[], None]
+    ) -> Iterator[tuple[int, int]]:
         """Yield every expert with the row that holds it, as soon as it does.
 
-        A row is good until the next expert is asked for that must be read, which waits for the copies out of it.
+        A row is good until the next expert is asked for that must be read: `before_reading` waits for the copies out
+        of these rows.
         """
         step = self.controller.plan.staging or len(experts)
         for at in range(0, len(experts), step):
-            yield from self._bring(layer, experts[at : at + step], counts[at : at + step], phase)
+            yield from self._load(layer, experts[at : at + step], counts[at : at + step], phase, before_reading)
 
-    def _bring(self, layer: int, experts: list[int], counts: list[int], phase: Phase) -> Iterator[tuple[int, int]]:
+    def _load(
+        self, layer: int, experts: list[int], counts: list[int], phase: Phase, before_reading: Callable[[], None]
+    ) -> Iterator[tuple[int, int]]:
         """Yield as many experts as there is staging for: those in memory first; `mend` is for what breaks it off."""
         self._begun = layer, self.cache.absent(layer, np.array(experts, np.int32)).tolist()
         self._flight = Flight()
         coming = self._coming(layer, experts)
         loads = self._look_up(layer, [(e, n) for e, n in zip(experts, counts, strict=True) if e not in coming], phase)
         absent = set(loads[:, 0].tolist())
-        where = self._send(layer, loads)
+        where = self._start(layer, loads, before_reading)
         for expert, (flight, row) in coming.items():
             flight.join(self._flight)
             where[expert] = row
@@ -98,11 +104,11 @@ class HostTier:
 
     def _coming(self, layer: int, experts: list[int]) -> dict[int, tuple[Flight, int]]:
         """What the background reads already: read twice, it would take two slots, and a full tier has none to spare."""
-        if self._background is None or self.readers is None:
+        if self.loader is None or self.readers is None:
             return {}
-        under_way = self._background.under_way
+        in_progress = self.loader.in_progress
         keys = (ExpertKey(layer, expert) for expert in experts)
-        found = {key.expert: under_way[key] for key in keys if key in under_way}
+        found = {key.expert: in_progress[key] for key in keys if key in in_progress}
         for flight, _ in found.values():
             self.readers.hurry(flight)
         return found
@@ -116,12 +122,12 @@ class HostTier:
         self.cache.release(placement)  # rows are read from until the next reads wait for the copies out of them
         return placement.loads
 
-    def _send(self, layer: int, loads: Loads) -> dict[int, int]:
+    def _start(self, layer: int, loads: Loads, before_reading: Callable[[], None]) -> dict[int, int]:
         """Start to read what is missing, into its slot or into staging; returns rows by expert."""
         staging = iter(self.cache.staging)
         where = {e: int(self.cache.rows[slot]) if slot >= 0 else next(staging) for e, slot in loads[:, :2].tolist()}
         if where:
-            self.before_reading()
+            before_reading()
             source = self.catalog.layers[layer]
             self.read_bytes += sum(source.read_bytes(expert) for expert in where)
             assert self.readers is not None  # noqa: S101 - a tier without files holds everything

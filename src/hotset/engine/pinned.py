@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from hotset.runtime.arena import Arena
+from hotset.engine.arena import Arena
 
 
 def page_lock(arena: Arena, device: torch.device) -> bool:

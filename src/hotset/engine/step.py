@@ -26,15 +26,11 @@ class Step:
     length: int  # new tokens of each sequence
     phase: Phase
     first_request: int
+    driver: Driver  # who serves its MoE layers
     token_ids: npt.NDArray[np.int32] | None = None  # [batch * length], where the model was given ids
     recording: int = 0  # the number of the recording that was on when it began; 0 if none was
-    driver: Driver | None = None  # serves its MoE layers; None: the engine, on the host
 
     def requests(self, tokens: int) -> npt.NDArray[np.int32]:
         """Which request each token is of."""
         request = self.first_request + np.repeat(np.arange(self.batch), self.length)
         return (request if len(request) == tokens else np.full(tokens, self.first_request)).astype(np.int32)
-
-
-ANONYMOUS = Step(0, 1, 1, Phase.PREFILL, NO_REQUEST)
-"""What an MoE layer is called in outside of any forward pass of its model."""

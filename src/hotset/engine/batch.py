@@ -1,4 +1,4 @@
-"""One event on its way through the engine: which rows of the input belong to which expert."""
+"""One event in the engine: which rows of the input belong to which expert, and the output as far as it is known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 _ONES = np.ones(1 << 15, np.int32)
 
 
-class LiveEvent:
+class ExpertBatch:
     """The input of one layer, its pairs of token and expert sorted by expert, and the output as far as it is known.
 
     Every pair has a place of its own in the output, and the places of a token are summed at the end, in the router's
@@ -27,16 +27,18 @@ class LiveEvent:
     """
 
     def __init__(
-        self, hidden: Tensor, index: Tensor, weights: Tensor, experts: int, said: Tensor | None = None
+        self, hidden: Tensor, index: Tensor, weights: Tensor, experts: int, predicted_ids: Tensor | None = None
     ) -> None:
         self.hidden = hidden
         self.weights = weights.reshape(-1)
         self.tokens, self.top_k = index.shape
         # What a forecast wants from the device comes along with the routing: a second transfer is a second wait.
-        pairs = index.reshape(-1) if said is None else torch.cat([index.reshape(-1), said.reshape(-1)])
+        pairs = index.reshape(-1)
+        if predicted_ids is not None:
+            pairs = torch.cat([pairs, predicted_ids.reshape(-1)])
         numbers: npt.NDArray[np.int64] = pairs.cpu().numpy()
         self.flat = numbers[: index.numel()]
-        self.said = None if said is None else numbers[index.numel() :]
+        self.predicted_ids = None if predicted_ids is None else numbers[index.numel() :]
         self._num_experts = experts
         self._order = self.flat.argsort(kind="stable")
         ranked = self.flat[self._order]
@@ -48,7 +50,7 @@ class LiveEvent:
         self._ends = np.cumsum(self.counts) if not self.single else None
         self._complete = self.single or int(self.counts.sum()) == len(ranked)
         self._out: Tensor | None = None
-        self._raw: Tensor | None = None
+        self._unweighted: Tensor | None = None
         self._total: Tensor | None = None
         self._computed = 0
 
@@ -68,7 +70,7 @@ class LiveEvent:
         """Where some experts stand among the event's."""
         return np.searchsorted(self.experts, experts)
 
-    def others(self, experts: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    def others(self, experts: Sequence[int] | IntArray) -> npt.NDArray[np.int64]:
         """Where all the event's experts but these stand; these are given in rising order."""
         rest = np.ones(len(self.experts), bool)
         rest[np.searchsorted(self.experts, experts)] = False
@@ -96,34 +98,34 @@ class LiveEvent:
         """The input rows of some pairs; one token alone is every pair's input."""
         return self.hidden if self.tokens == 1 else self.hidden[places // self.top_k]
 
-    def put(self, places: Tensor, results: Tensor) -> None:
+    def scatter(self, places: Tensor, results: Tensor) -> None:
         """Take in what some experts computed, weighted by the router."""
         weighted = results * self.weights[places].unsqueeze(-1)
         if self._out is None:
             self._out = self._fresh(weighted)
         self._out[places] = weighted
 
-    def take(self, results: Tensor) -> None:
+    def set_all(self, results: Tensor) -> None:
         """Take in what all experts computed, in the order of the pairs, not yet weighted."""
-        self._raw = results
+        self._unweighted = results
 
-    def raw(self, width: int, dtype: torch.dtype) -> Tensor:
+    def unweighted(self, width: int, dtype: torch.dtype) -> Tensor:
         """One row for every pair, to be filled in place with what the experts compute, not yet weighted."""
-        if self._raw is None:
+        if self._unweighted is None:
             make = torch.empty if self._complete else torch.zeros
-            self._raw = make((self.tokens * self.top_k, width), dtype=dtype, device=self.hidden.device)
-        return self._raw
+            self._unweighted = make((self.tokens * self.top_k, width), dtype=dtype, device=self.hidden.device)
+        return self._unweighted
 
     def finish(self, total: Tensor) -> None:
         """Take in the output of the layer, weighted and summed already."""
         self._total = total
 
-    def total(self) -> Tensor:
+    def combine(self) -> Tensor:
         """The output of the layer."""
         if self._total is not None:
             return self._total
-        if self._raw is not None:
-            self._out = self._raw * self.weights.unsqueeze(-1)
+        if self._unweighted is not None:
+            self._out = self._unweighted * self.weights.unsqueeze(-1)
         if self._out is None:
             return torch.zeros_like(self.hidden)
         return self._out.view(self.tokens, self.top_k, -1).sum(dim=1).to(self.hidden.dtype)

@@ -1,20 +1,25 @@
-"""Reading experts that nobody waits for: slots are held, filled while events are served, then taken."""
+"""Loading experts that no event waits for: slots are reserved, filled while events are served, then committed."""
 
 from __future__ import annotations
 
 import atexit
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Protocol
 
+from hotset.engine.guard import Guard
 from hotset.engine.slots import SlotCache
-from hotset.errors import HotsetError
+from hotset.errors import BudgetError, HotsetError
 from hotset.owner import Owner
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.transfer import Flight, Readers
 from hotset.transfer.readers import Load, Rank
 
+PIN_TRIES = 3
+"""What the RAM tier has just read for a pin may be evicted from it before it is copied."""
 BATCH_BYTES = 32 << 20
 """What is read at a time: enough for the disk to be busy, little enough for the best to be there soon."""
 
@@ -52,50 +57,59 @@ def _stop(batch: Batch) -> None:
         flight.refuse(key.expert)  # an event may wait for what does not come
 
 
-class BackgroundReader:
-    """Fills slots of one cache from disk; `lock` keeps events out while the slot table is touched."""
+class DiskLoader:
+    """Fills slots of one cache from disk while events are served, which the guard's lock keeps out for moments."""
 
-    def __init__(
-        self,
-        cache: SlotCache,
-        catalog: Catalog,
-        readers: Readers,
-        lock: threading.RLock,
-        mend: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.cache, self.catalog, self.readers = cache, catalog, readers
-        self.lock, self._mend_engine = lock, mend
-        self.read_bytes = 0
-        self.under_way: dict[ExpertKey, tuple[Flight, int]] = {}  # by expert: its transfer, and the row reserved for it
-        self.before_reading: Callable[[], None] = lambda: None  # waits until what was evicted is not read any more
+    def __init__(self, cache: SlotCache, catalog: Catalog, readers: Readers, guard: Guard) -> None:
+        self._cache, self._catalog, self._readers, self._guard = cache, catalog, readers, guard
+        self.moved_bytes = 0
+        self.in_progress: dict[ExpertKey, tuple[Flight, int]] = {}  # by expert: its transfer, and the row reserved
         self._batches: list[Batch] = []
+        guard.on_repair(self.mend)
 
     def steps(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
         """Bring experts in, a batch at every step."""
         for batch in [list(order)] if pin else self.batches(order):
-            self.bring(batch, pin=pin, evict=pin)
+            self.load(batch, pin=pin, evict=pin)
             yield batch
 
-    def bring(self, keys: Sequence[ExpertKey], *, pin: bool = False, evict: bool = False) -> None:
-        """Read these experts into empty slots, as far as there are any, or in the place of the weakest."""
+    def load(
+        self,
+        keys: Sequence[ExpertKey],
+        *,
+        pin: bool = False,
+        evict: bool = False,
+        before_reading: Callable[[], None] | None = None,
+    ) -> None:
+        """Read these experts into empty slots, as far as there are any, or in the place of those of lowest score.
+
+        `before_reading` waits until nothing reads the rows of what was evicted any more.
+        """
         batch = Batch()
         with batch.alive:
             self._batches.append(batch)
             try:
-                self._bring(batch, keys, pin=pin, evict=evict)
+                self._load(batch, keys, pin, evict, before_reading)
             finally:
                 self._give_up(batch)
         forget(self._batches, batch)
 
-    def _bring(self, batch: Batch, keys: Sequence[ExpertKey], *, pin: bool, evict: bool) -> None:
-        with self.lock:
-            self._mend_engine()
-            held = self.cache.reserve(keys, evict=evict, owner=batch)
+    def _load(
+        self,
+        batch: Batch,
+        keys: Sequence[ExpertKey],
+        pin: bool,
+        evict: bool,
+        before_reading: Callable[[], None] | None,
+    ) -> None:
+        with self._guard.lock:
+            self._guard.repair()
+            held = self._cache.reserve(keys, evict=evict, owner=batch)
             for key in sorted(held, key=self._place):  # in the order in which they lie on disk
                 batch.flights[key] = Flight()
-            self.under_way.update({key: (batch.flights[key], row) for key, row in held.items()})
-        if evict:
-            self.before_reading()
+            self.in_progress.update({key: (batch.flights[key], row) for key, row in held.items()})
+        if evict and before_reading is not None:
+            before_reading()
         self._send(batch, held)
         failed = [error for key in held if (error := self._take(batch, key, pin)) is not None]
         if failed:
@@ -103,8 +117,8 @@ class BackgroundReader:
 
     def _send(self, batch: Batch, held: dict[ExpertKey, int]) -> None:
         for key, flight in batch.flights.items():
-            self.read_bytes += self.catalog.layers[key.layer].read_bytes(key.expert)
-            self.readers.start(flight, [Load(key.layer, key.expert, held[key])], Rank.BACKGROUND)
+            self.moved_bytes += self._catalog.layers[key.layer].read_bytes(key.expert)
+            self._readers.start(flight, [Load(key.layer, key.expert, held[key])], Rank.BACKGROUND)
 
     def _take(self, batch: Batch, key: ExpertKey, pin: bool) -> HotsetError | None:
         """Wait for an expert and give it its slot; a failed read empties the slot again, and the others go on."""
@@ -114,30 +128,30 @@ class BackgroundReader:
         except HotsetError as error:
             failed = error
             batch.flights[key].abandon()
-        with self.lock:
-            self._mend_engine()
+        with self._guard.lock:
+            self._guard.repair()
             if failed is None:
-                self.cache.commit(key, pin=pin)
+                self._cache.commit(key, pin=pin)
             else:
-                self.cache.cancel(key)
-            self.under_way.pop(key, None)
+                self._cache.cancel(key)
+            self.in_progress.pop(key, None)
         return failed
 
     def _place(self, key: ExpertKey) -> tuple[int, int]:
-        segments = self.catalog.layers[key.layer].experts[key.expert]
+        segments = self._catalog.layers[key.layer].experts[key.expert]
         return (segments[0].file, segments[0].offset) if segments else (0, 0)
 
     def _give_up(self, batch: Batch) -> None:
         """Empty the slots of what never arrived, once no thread writes to them any more."""
         _stop(batch)  # without the lock: an event that waits for one of these has it
-        with self.lock:
-            self._mend_engine()
+        with self._guard.lock:
+            self._guard.repair()
             self._give_back(batch)
 
     def _give_back(self, batch: Batch) -> None:
-        self.cache.cancel_all(batch)
+        self._cache.cancel_all(batch)
         for key in batch.flights:
-            self.under_way.pop(key, None)
+            self.in_progress.pop(key, None)
 
     def mend(self) -> None:
         """Under the lock: clean up after threads that were interrupted before they had."""
@@ -155,7 +169,7 @@ class BackgroundReader:
             if not self._wanted(key):
                 continue
             batch.append(key)
-            size += self.catalog.slot_bytes
+            size += self._catalog.slot_bytes
             if size >= BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
@@ -163,11 +177,11 @@ class BackgroundReader:
             yield batch
 
     def _wanted(self, key: ExpertKey) -> bool:
-        table = self.cache.table
+        table = self._cache.table
         return bool(table.slot_of[key] < 0 and table.num_free[table.group_of[key.layer]])
 
 
-class Warmer:
+class BackgroundLoader:
     """A thread that works through an order of experts, best first, until all is done or it is stopped."""
 
     def __init__(self, steps: Iterator[object]) -> None:
@@ -205,3 +219,80 @@ class Warmer:
             return
         self._stop.set()
         self._thread.join()
+
+
+class Loader(Protocol):
+    """Brings experts into the fastest tier while events are served."""
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that it has moved, ever."""
+
+    def steps(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
+        """Bring experts into empty slots, a batch at every step; pins evict the experts of lowest score."""
+
+
+class Preloader:
+    """Fills empty slots in the background, and brings in what is to be pinned."""
+
+    def __init__(self, cache: SlotCache, loader: Loader, guard: Guard, slot_bytes: int) -> None:
+        self._cache, self._loader, self._guard = cache, loader, guard
+        self._batch = max(1, BATCH_BYTES // slot_bytes)
+        self.running: BackgroundLoader | None = None
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes that were moved while no event waited for them."""
+        return self._loader.moved_bytes
+
+    def preload(self, order: Sequence[ExpertKey], pins: Sequence[ExpertKey] = ()) -> None:
+        """Fill empty slots in the background, in this order, after pinning some; events go on meanwhile."""
+        self.stop()
+        self._check(pins)
+        self.running = BackgroundLoader(self._steps(order, pins))
+
+    def pin(self, keys: Sequence[ExpertKey]) -> None:
+        """Keep these experts for good; those that are absent are loaded now, in the place of those of lowest score."""
+        self._check(keys)
+        for _ in self._pinning(keys):
+            pass
+
+    def stop(self) -> None:
+        """End what runs in the background after its batch."""
+        if self.running is not None:
+            self.running.stop()
+
+    def _check(self, pins: Sequence[ExpertKey]) -> None:
+        with self._guard.lock:
+            self._guard.repair()
+            self._cache.controller.check_pins(pins)
+
+    def _steps(self, order: Sequence[ExpertKey], pins: Sequence[ExpertKey]) -> Iterator[object]:
+        yield from self._pinning(pins)
+        yield from self._loader.steps(order)
+
+    def _pinning(self, keys: Sequence[ExpertKey]) -> Iterator[object]:
+        for at in range(0, len(keys), self._batch):
+            absent = self._pin_residents(keys[at : at + self._batch])
+            for _ in range(PIN_TRIES):
+                yield from self._loader.steps(absent, pin=True)
+                self._wait_for(absent)
+                absent = self._pin_residents(absent)
+            if absent:
+                raise BudgetError(
+                    f"{len(absent)} experts to pin find no slot: pin fewer, or give the cache more memory"
+                )
+
+    def _wait_for(self, keys: Sequence[ExpertKey]) -> None:
+        """Wait until no slot is reserved for these any more: another thread may be loading them."""
+        while any(key in self._cache.controller.coming for key in keys):
+            time.sleep(0.002)
+
+    def _pin_residents(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
+        """Pin those that are here; returns the others."""
+        with self._guard.lock:
+            self._guard.repair()
+            self._cache.controller.changing()
+            here = {key for key in keys if self._cache.is_resident(key)}
+            self._cache.controller.pin(here)
+        return [key for key in keys if key not in here]

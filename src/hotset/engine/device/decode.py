@@ -1,0 +1,171 @@
+"""Decode steps by the device on the slots of one engine: when it can take over, and what the host does then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hotset.cache.shadow import log_is_full
+from hotset.engine.device.books import HostBooks
+from hotset.engine.device.capture import CapturedStep
+from hotset.engine.device.driver import DeviceDriver
+from hotset.engine.device.variant import Predict
+from hotset.engine.guard import Guard
+from hotset.engine.host.copies import CopyMover
+from hotset.engine.preload import BackgroundLoader
+from hotset.engine.slots import SlotCache
+from hotset.engine.stats import EngineStats
+from hotset.engine.step import Step
+from hotset.engine.support import DeviceSupport
+from hotset.errors import HotsetError
+from hotset.runtime.forecasting import ForecastGuesser
+from hotset.shape import ExpertKey
+from hotset.trace import Phase
+
+if TYPE_CHECKING:
+    from hotset.engine.engine import Offload
+
+Tensor = torch.Tensor
+
+
+class DeviceDecode:
+    """Host and device take turns to change the slots: whoever does has the lease of the cache."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        cache: SlotCache,
+        stats: EngineStats,
+        guard: Guard,
+        offload: Offload,
+        predict: Predict | None = None,
+    ) -> None:
+        if offload.tier is None or not isinstance(offload.mover, CopyMover):
+            raise HotsetError("only a device with a RAM tier behind it can drive")
+        self.device, self.cache, self.stats, self.lease = device, cache, stats, cache.controller.lease
+        self._guard, self._offload, self._tier = guard, offload, offload.tier
+        books = HostBooks(cache.controller, stats, offload.catalog, offload.prefetcher, guard)
+        self.driver = DeviceDriver(
+            cache, self.lease, offload.tier, offload.catalog, [local.spec for local in offload.driver.kernels],
+            offload.arena, offload.mover.streams, books, prefetch=offload.prefetcher, predict=predict,
+        )  # fmt: skip
+        self._served: set[int] = set()  # the steps under way that the device was given
+        self.page_locked = offload.pinned
+        self.last_driver = "host"
+        self.filler: BackgroundLoader | None = None
+        self._full = False
+
+    # Whether the device can drive.
+
+    def unsupported_reasons(self) -> list[str]:
+        """What keeps this engine from being driven by the device, in words."""
+        controller, forecast = self.cache.controller, self._forecast
+        named = forecast is not None and not forecast.payoff.state.options[0]  # else ours to choose
+        return DeviceSupport.check(
+            controller.policy,
+            controller.plan.scope,
+            zip(self.driver.specs, (layer.layout for layer in self._offload.catalog.layers), strict=True),
+            page_locked=self.page_locked,
+            ram_holds_all=self._tier.controller.plan.cached >= controller.plan.shape.total_experts,
+            forecast=forecast.forecast.name if forecast is not None and named else None,
+        )
+
+    @property
+    def _forecast(self) -> ForecastGuesser | None:
+        """What decides whether a step prefetches, where that is asked."""
+        predictor = None if self._offload.prefetcher is None else self._offload.prefetcher.predictor
+        return predictor if isinstance(predictor, ForecastGuesser) else None
+
+    def fill_tier(self) -> None:
+        """Read all experts into the RAM tier in the background; until that is done the host drives."""
+        if self._tier.loader is not None:
+            shape = self.cache.controller.plan.shape
+            order = [ExpertKey(*key) for key in np.ndindex(shape.layers, shape.experts)]
+            self.filler = BackgroundLoader(self._tier.loader.steps(order))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the device can take over: the RAM tier is full, and nothing is on its way to a slot."""
+        if self.filler is not None and not self.filler.busy:
+            failed, self.filler = self.filler.error is not None, None
+            if not failed and not self._tier_is_full:  # an interrupted event has emptied slots again
+                self.fill_tier()
+        running = self._offload.preloader.running
+        preloading = running is not None and running.busy
+        return self.filler is None and not preloading and not self.cache.controller.coming and self._tier_is_full
+
+    @property
+    def _tier_is_full(self) -> bool:
+        if not self._full:
+            self._full = bool((self._tier.cache.table.slot_of >= 0).all())
+        return self._full
+
+    def prefetches_in(self, step: Step) -> bool:
+        """Whether the device prefetches in a step: `auto` compares steps that do and steps that do not."""
+        if not self.driver.can_prefetch or self._forecast is None:
+            return self.driver.can_prefetch
+        return not self._forecast.payoff.goes_without(step.number)
+
+    # What the device serves.
+
+    def exclusive(self) -> AbstractContextManager[Any]:
+        """A context in which nothing else changes the slots; the device may be ahead of the host."""
+        return self._guard.lock
+
+    def run(self, step: Step, captured: CapturedStep, inputs: dict[str, Tensor]) -> Any:
+        """Have the device serve a step; returns its outputs, which the next run overwrites."""
+        with self._guard.lock, self.driver.faults_told():
+            self._guard.check()
+            self._served.add(step.number)
+            return self.driver.run(step, captured, inputs, self.stats.recorder_of(step))
+
+    def discard(self) -> None:
+        """Give up what was made on the device; the host goes on from there."""
+        with self._guard.lock:
+            self.driver.discard()
+
+    # What the host follows.
+
+    def drain(self) -> None:
+        """Follow what the device has served last; waits for it."""
+        with self._guard.lock:
+            self.driver.drain()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which no event is served, and the host knows of all that were."""
+        with self._guard.lock:
+            self.driver.drain()
+            yield
+
+    def end(self, step: Step) -> bool:
+        """Say that a step is over, or on its way; whether the device serves it, times it, and is followed later."""
+        on_device = step.number in self._served
+        if step.phase == Phase.DECODE:
+            self.last_driver = "device" if on_device else "host"
+        if log_is_full(self.cache.controller.usage, self.cache.controller.plan.shape):
+            self.driver.drain()  # the supervisor looks at it next
+        self._served.discard(step.number)
+        return on_device
+
+    def abandon(self, step: Step) -> None:
+        """Say that a step was broken off."""
+        self._served.discard(step.number)
+
+    def sync(self) -> None:
+        """Bring the clock and the statistics up to date."""
+        self.drain()
+        state = None if self.driver.state is None or self._guard.is_broken else self.driver.state.prefetch
+        if state is not None and self._forecast is not None:
+            with self.driver.faults_told():
+                self._forecast.payoff.state.budget[:-1] = state.max_queued.cpu().numpy()
+
+    def close(self) -> None:
+        """Follow what is left, and give the memory back."""
+        if self.filler is not None:
+            self.filler.stop()
+        self.driver.close()

@@ -1,0 +1,121 @@
+"""One event at a time, and order after whatever broke one off: a failure, or an interrupt between any two instructions.
+
+What an event has begun is written down before it is done. Whoever comes next, under the lock, first puts in order what
+was broken off: no thread or stream writes to a row any more, and what never arrived loses its slot.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.engine.slots import SlotCache
+from hotset.errors import ClosedError, HotsetError, StoreError
+from hotset.owner import Owner
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """An event in progress: what must be known to put the cache in order if it is broken off, wherever that is."""
+
+    layer: int
+    absent: npt.NDArray[np.int32]  # the experts that were not resident when it began
+    arrived: set[int] = field(default_factory=set)  # those of them whose bytes are in their rows
+
+    @classmethod
+    def of_staging(cls) -> EventRecord:
+        """Of transfers to staging alone: no slot is touched."""
+        return cls(0, np.zeros(0, np.int32))
+
+
+class Guard:
+    """The lock of one engine, the record of its event in progress, and whether it can be used at all."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        self.lock = threading.RLock()
+        self.owner = Owner()
+        self._cache = cache
+        self._record: EventRecord | None = None
+        self._serving = threading.Lock()  # locked while an event is served, whatever ends that
+        self._broken = False
+        self._closed = False
+        self._stops: list[weakref.WeakMethod[Any]] = []
+        self._mends: list[weakref.WeakMethod[Any]] = []
+
+    def before_repair(self, stop: Callable[[], None]) -> None:
+        """Have a method called after an event was broken off: it returns once nothing is written to rows any more."""
+        self._stops.append(weakref.WeakMethod(stop))
+
+    def on_repair(self, mend: Callable[[], None]) -> None:
+        """Have a method called that frees slots which an interrupted thread has left reserved; it must be cheap."""
+        self._mends.append(weakref.WeakMethod(mend))
+
+    def refuse_calls(self) -> None:
+        """Serve nothing from here on; what is in progress ends first."""
+        self._closed = True
+        with self.lock:
+            pass
+
+    def mark_broken(self) -> None:
+        """Say that the device has failed: nothing can be served any more."""
+        self._broken = True
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the device has failed."""
+        return self._broken
+
+    def check_usable(self) -> None:
+        """Refuse a call that finds no experts any more, or came into another process by a fork."""
+        if self._closed:
+            raise ClosedError
+        self.owner.check()
+
+    def check(self) -> None:
+        """Under the lock: refuse what cannot be served, and put in order what was broken off."""
+        self.check_usable()
+        if self._broken:
+            raise HotsetError("an earlier failure left this engine unusable: load the model again")
+        self.repair()
+
+    def run(self, record: EventRecord, work: Callable[[], None]) -> None:
+        """Do what fills rows, with what puts them in order again written down first: an interrupt may come anywhere."""
+        self._record = record
+        try:
+            with self._serving:
+                work()
+        except BaseException:
+            with suppress(StoreError):  # a disk that hangs: the next call says so
+                self.repair()
+            raise
+        self._record = None
+
+    def repair(self) -> None:
+        """Put the cache in order after whatever was broken off; under the lock, and before anything else there.
+
+        It may be broken off itself: the record of an event is kept until all is done, and doing it again does no harm.
+        """
+        record = self._record
+        if record is not None:
+            if self._serving.locked():  # by this thread, since it has the lock
+                raise HotsetError("the model was called while it computes: not from a signal handler or a hook")
+            self._call(self._stops)
+            self._cache.recover()
+            lost = [expert for expert in record.absent.tolist() if expert not in record.arrived]
+            self._cache.invalidate(record.layer, lost)
+            self._record = None
+        self._cache.controller.rebuild()
+        self._call(self._mends)
+
+    def _call(self, methods: list[weakref.WeakMethod[Any]]) -> None:
+        for method in methods:
+            found = method()
+            if found is not None:
+                found()

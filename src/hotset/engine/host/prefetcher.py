@@ -1,0 +1,209 @@
+"""Experts fetched before they are asked for: they wait in rows of their own, so a wrong prediction evicts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from hotset.engine.batch import ExpertBatch
+from hotset.engine.slots import Placement, SlotCache
+from hotset.engine.step import Step
+from hotset.runtime.guessing import Guesser
+from hotset.shape import ExpertKey
+from hotset.trace import Phase
+from hotset.transfer.mover import Prefetching
+from hotset.transfer.readers import Load
+
+
+@dataclass(slots=True)
+class Prefetched:
+    """One expert that was prefetched into a row, or is on its way there."""
+
+    key: ExpertKey
+    row: int
+    transfer: Any  # Prefetching, of a kind that its source knows
+    size_bytes: int
+    late: bool = False  # it was still on its way when it was asked for
+    has_slot: bool = False  # its row is that of a slot now
+
+
+@dataclass
+class PrefetchCounts:
+    """What came of the predictions, in experts and in bytes."""
+
+    in_time: int = 0
+    late: int = 0
+    wasted: int = 0
+    in_time_bytes: int = 0
+    late_bytes: int = 0
+    wasted_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All that was fetched on a prediction."""
+        return self.in_time_bytes + self.late_bytes + self.wasted_bytes
+
+
+class PrefetchSource(Protocol):
+    """Where experts are prefetched from."""
+
+    def has(self, layer: int, expert: int) -> bool:
+        """Whether an expert can be prefetched."""
+
+    def size_bytes(self, layer: int, expert: int) -> int:
+        """What is moved for an expert."""
+
+    def start(self, loads: Sequence[Load]) -> Sequence[Prefetching]:
+        """Put experts on their way, in this order, behind all that events wait for; returns the transfer of each."""
+
+    def promote(self, transfer: Any) -> None:
+        """Say that an event waits for a transfer now."""
+
+    def failed(self, transfer: Any, expert: int) -> bool:
+        """Whether a transfer met a fault: it is fetched again on demand, which says so if it meets it, too."""
+
+
+class Prefetcher:
+    """Predicts what the next layers ask for, and has it on its way by then; callers hold the engine's lock."""
+
+    def __init__(self, cache: SlotCache, source: PrefetchSource, predictor: Guesser | None = None) -> None:
+        self.counts = PrefetchCounts()
+        self.size = len(cache.prefetch_rows)
+        self.predictor = predictor
+        self._cache, self._source = cache, source
+        self._held: dict[ExpertKey, Prefetched] = {}
+        self._draining: list[Prefetched] = []  # cancelled, and perhaps still written to
+
+    def __contains__(self, key: ExpertKey) -> bool:
+        return key in self._held
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the predictor wants to know which tokens a step computes."""
+        return self.predictor is not None and self.predictor.needs_tokens
+
+    def predict(self, step: Step, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
+        """What the predictor wants to know of a layer's input, on its device, in decode."""
+        if self.predictor is None or step.phase != Phase.DECODE:
+            return None
+        return self.predictor.look(layer, hidden, step)
+
+    def claim(self, placement: Placement) -> dict[int, Prefetched]:
+        """What was prefetched for an event and is needed: its row becomes that of its slot. The rest is cancelled."""
+        wanted = dict(placement.loads[:, :2].tolist()) if len(placement.loads) else {}
+        claimed: dict[int, Prefetched] = {}
+        for one in [held for held in self._held.values() if held.key.layer == placement.layer]:
+            del self._held[one.key]
+            expert = one.key.expert
+            if expert not in wanted or self._source.failed(one.transfer, expert):
+                self._cancel(one)
+                continue
+            claimed[expert] = one
+            self._count(one)
+            if wanted[expert] >= 0:
+                self._cache.claim(wanted[expert], one.row)
+                one.has_slot = True
+        if claimed:
+            at = placement.experts.searchsorted(list(claimed))
+            placement.rows[at] = [one.row for one in claimed.values()]
+        return claimed
+
+    def release(self, claimed: Mapping[int, Prefetched]) -> None:
+        """Take back the rows of experts that were computed and have no slot."""
+        for one in claimed.values():
+            if not one.has_slot:
+                self._cache.return_row(one.row)
+
+    def issue(self, step: Step, layer: int, batch: ExpertBatch) -> None:
+        """Start transfers for what the next layers will probably ask for; of prompts it only learns."""
+        if self.predictor is None:
+            return
+        if step.phase != Phase.DECODE:
+            self.predictor.observe(layer, batch, step)
+            return
+        keys = self.predictor.after(layer, batch, step, self.room, self._is_near)
+        if keys:
+            self.start(keys)
+
+    def start(self, keys: Iterable[ExpertKey]) -> int:
+        """Prefetch experts, in this order, as far as there are rows; returns how many are on their way."""
+        loads: list[Load] = []
+        for key in keys:
+            if key in self._held or not self._source.has(*key):
+                continue
+            row = self._cache.take_row()
+            if row is None:
+                break
+            loads.append(Load(*key, row))
+        if loads:
+            for load, transfer in zip(loads, self._source.start(loads), strict=True):
+                key = ExpertKey(load.layer, load.expert)
+                self._held[key] = Prefetched(key, load.row, transfer, self._source.size_bytes(*key))
+        return len(loads)
+
+    def note(self, step: Step, layer: int, stalled_s: float, claimed: Mapping[int, Prefetched]) -> None:
+        """Tell the predictor how an event went."""
+        if self.predictor is not None and step.phase == Phase.DECODE:
+            late = sum(one.late for one in claimed.values())
+            self.predictor.note(layer, step, stalled_s, len(claimed) - late, late)
+
+    def note_step(self, step: Step, seconds: float) -> None:
+        """Tell the predictor how long a decode step took."""
+        if self.predictor is not None and step.phase == Phase.DECODE:
+            self.predictor.note_pass(step, seconds)
+
+    @property
+    def room(self) -> int:
+        """How many experts could be prefetched now."""
+        self._drain()
+        return len(self._cache.prefetch_rows)
+
+    def clear(self) -> None:
+        """Cancel everything, and wait until nothing is written to the rows any more."""
+        for one in tuple(self._held.values()):
+            self._cancel(one)
+        self._held.clear()
+        for one in self._draining:
+            one.transfer.abandon()
+        self._drain()
+
+    def reset(self) -> None:
+        """Forget everything, after an interrupt and once nothing is written to rows any more: the cache has them."""
+        while self._held:
+            self._cancel(self._held.popitem()[1])
+        self._draining = []
+
+    def reset_counts(self) -> None:
+        """Count from here."""
+        self.counts = PrefetchCounts()
+
+    def _is_near(self, key: ExpertKey) -> bool:
+        """Whether an expert need not be prefetched: it is here, or on its way."""
+        return self._cache.is_resident(key) or key in self._held
+
+    def _count(self, one: Prefetched) -> None:
+        one.late = not one.transfer.settled
+        if one.late:
+            self.counts.late += 1
+            self.counts.late_bytes += one.size_bytes
+            self._source.promote(one.transfer)
+        else:
+            self.counts.in_time += 1
+            self.counts.in_time_bytes += one.size_bytes
+
+    def _cancel(self, one: Prefetched) -> None:
+        one.transfer.cancel()
+        self.counts.wasted += 1
+        self.counts.wasted_bytes += one.size_bytes
+        self._draining.append(one)
+
+    def _drain(self) -> None:
+        """Take back the rows of what was cancelled, once nothing is written to them."""
+        settled = [one for one in self._draining if one.transfer.settled]
+        if settled:
+            self._draining = [one for one in self._draining if one not in settled]
+            for one in settled:
+                self._cache.return_row(one.row)

@@ -1,0 +1,18 @@
+"""What a person should know of how a model runs, in one line each."""
+
+from __future__ import annotations
+
+import logging
+
+
+class Remarks:
+    """Lines that were said of one model: logged, and kept for whoever asks."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, *lines: str) -> None:
+        """Say something."""
+        self.lines += lines
+        for line in lines:
+            logging.getLogger("hotset").warning(line)
