@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from hotset.engine.device.table import DeviceTable  # noqa: E402
 from hotset.forecasts import _learnt, gate  # noqa: E402
 from hotset.forecasts.base import Seen  # noqa: E402
 from hotset.policies import parse  # noqa: E402
-from hotset.prefetch import MIN_PROBABILITY  # noqa: E402
+from hotset.prefetch import MIN_PROBABILITY, plan_prefetch  # noqa: E402
 from hotset.prefetch.votes import rank_by_votes  # noqa: E402
 from hotset.runtime.graph.plan import Outputs, Plan  # noqa: E402
 from hotset.shape import ModelShape  # noqa: E402
@@ -72,9 +73,9 @@ class Machine:
         source = torch.from_numpy(self.rng.integers(0, 255, (layers * experts, SLOT)).astype(np.uint8))
         self.source = source.pin_memory() if CUDA else source
         self.host_row_of = self.rng.permutation(layers * experts).reshape(layers, experts).astype(np.int32)
-        self.state = PrefetchState.of(
-            rows[self.cached :].tolist(), layers, experts, top_k, DEVICE, PREFETCH.programs, distances
-        )
+        plan = replace(plan_prefetch("device", SHAPE, rows=self.parts * PER_PART), layers_ahead=distances)
+        spare = rows[self.cached :].tolist()
+        self.state = PrefetchState.of(spare, layers, experts, plan, DEVICE, PREFETCH.programs)
         self.ahead = DevicePrefetch(
             self.state, self.source, self.memory, SLOT, USED, torch.from_numpy(self.host_row_of).to(DEVICE),
             tokens=tokens, top_k=top_k, demand=DEMAND, work=PREFETCH,
@@ -506,7 +507,7 @@ def test_chances_approach_how_often_a_rank_is_right() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     machine = Machine()
     with pytest.raises(ValueError, match="two rows"):
-        PrefetchState.of([3], 4, 14, 3, DEVICE)
+        PrefetchState.of([3], 4, 14, plan_prefetch("device", SHAPE, rows=1), DEVICE)
     with pytest.raises(ValueError, match="side by side"):
         machine.ahead.pick(0, [torch.zeros((1, 7), device=DEVICE)] * DISTANCES)
     with pytest.raises(ValueError, match="does not go with"):

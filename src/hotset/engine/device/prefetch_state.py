@@ -8,11 +8,9 @@ from typing import NamedTuple
 import torch
 
 from hotset.engine.device import gather
+from hotset.prefetch import PrefetchPlan
 
 Tensor = torch.Tensor
-
-DISTANCES = 2
-"""So many layers are looked ahead: what is missing comes in bursts, and one layer takes less time than a burst."""
 
 
 class Work(NamedTuple):
@@ -54,16 +52,14 @@ class PrefetchState(NamedTuple):
         rows: Sequence[int],
         layers: int,
         experts: int,
-        top_k: int,
+        plan: PrefetchPlan,
         device: torch.device | str,
         programs: int = PREFETCH.programs,
-        distances: int = DISTANCES,
     ) -> PrefetchState:
         """Nothing queued or learnt yet, and these rows of the arena for prefetch; what cannot be shared is left out."""
-        parts = min(distances + 1, len(rows))
+        parts, distances, per_part, width = plan.parts, plan.reach, plan.rows_per_part, plan.max_ranks
         if parts < 2:
             raise ValueError("prefetch needs two rows of the arena at least")
-        distances, per_part, width = parts - 1, len(rows) // parts, min(2 * top_k, experts)
 
         def filled(kind: torch.dtype, *shape: int, value: int = 0) -> Tensor:
             return torch.full(shape, value, dtype=kind, device=device)

@@ -8,6 +8,7 @@ import torch
 from hotset.engine.device.prefetch_state import PrefetchState
 from hotset.engine.device.table import DeviceTable
 from hotset.engine.slots import SlotCache
+from hotset.prefetch import Driver, plan_prefetch
 
 Tensor = torch.Tensor
 
@@ -24,11 +25,9 @@ class DeviceCacheState:
         self.table = DeviceTable.upload(cache.controller, device)
         self.row_of = torch.from_numpy(cache.rows).to(device, copy=True)  # int32 [slots]
         self.host_row_of = host_rows  # int32 [layers, experts]
-        self.prefetch = (
-            PrefetchState.of(cache.prefetch_rows, shape.layers, shape.experts, shape.top_k, device)
-            if prefetch
-            else None
-        )
+        rows = cache.prefetch_rows
+        plan = plan_prefetch(Driver.DEVICE, shape, rows=len(rows))
+        self.prefetch = PrefetchState.of(rows, shape.layers, shape.experts, plan, device) if prefetch else None
 
     def upload(self, cache: SlotCache) -> None:
         """Go on from where the host is; nothing may be on its way to a slot or to a row for prefetch."""
