@@ -118,7 +118,7 @@ class Trial:
             "hit_rate": stats["decode"]["hit_rate"], "missed_mb_per_token": missed / 1e6,
             "stall_ms_per_token": 1e3 * stats["stall_s"] / TIMED,
             "link_floor_ms": missed / link_gb_per_s / 1e6,
-            "table_differences": self.engine.device_decode.driver.differences(),
+            "table_differences": self.engine.device_decode.steps.differences(),
             "guesses": self._guesses(stats), "timeline": self._timeline(link_gb_per_s),
         }  # fmt: skip
         self.undo()

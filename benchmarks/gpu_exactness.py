@@ -140,7 +140,7 @@ def ours(memory: str, prefetch: str, dtype: torch.dtype) -> Any:
 def closed(model: Any) -> dict[str, Any]:
     """What the engine says of its run; a run that the host drove is no result."""
     stats, engine = model.hotset.stats(), model.hotset.engine
-    differences = engine.device_decode.driver.differences()
+    differences = engine.device_decode.steps.differences()
     if stats["driven_by"] != "device":
         raise SystemExit("the host drove: nothing was measured")
     model.hotset.close()

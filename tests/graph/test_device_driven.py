@@ -85,7 +85,7 @@ def driven(model: Any) -> dict[str, Any]:
     stats: dict[str, Any] = model.hotset.stats()
     engine = model.hotset.engine
     assert stats["driven_by"] == "device"
-    assert engine.device_decode.driver.differences() == 0
+    assert engine.device_decode.steps.differences() == 0
     assert stats["hits"] + stats["misses"] == stats["asked"]
     assert stats["decode"]["misses"] > 0
     return stats
@@ -225,7 +225,7 @@ def test_pins_change_between_answers(tokenizer: Any, stock: Any, shared: Any) ->
     assert text(shared, ids, 32) == expected
     driven(shared)
     assert sorted(shared.hotset.pins()) == sorted(absent)
-    on_device = shared.hotset.engine.device_decode.driver.state.table.table.slot_of.cpu()
+    on_device = shared.hotset.engine.device_decode.steps.state.table.table.slot_of.cpu()
     assert all(on_device[key] >= 0 for key in absent)
     shared.hotset.unpin()
     assert text(shared, ids, 32) == expected
@@ -244,7 +244,7 @@ def test_a_warm_start(tokenizer: Any, stock: Any, shared: Any, tmp_path: Path) -
     assert model.hotset.wait_until_warm(60)
     assert text(model, ids, 32) == expected
     stats, pins = driven(model), model.hotset.pins()
-    on_device = model.hotset.engine.device_decode.driver.state.table.table.slot_of.cpu()
+    on_device = model.hotset.engine.device_decode.steps.state.table.table.slot_of.cpu()
     model.hotset.close()
     assert len(pins) == 24
     assert all(on_device[key] >= 0 for key in pins)

@@ -252,8 +252,8 @@ def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder:
     assert greedy(model, NEW + 1) == expected
     assert {one.variant.prefetch for one in model.graphs.held} == {True, False}
     stats = model.hotset.stats()
-    assert engine.device_decode.driver.differences() == 0
-    state = engine.device_decode.driver.state.prefetch
+    assert engine.device_decode.steps.differences() == 0
+    state = engine.device_decode.steps.state.prefetch
     assert state.tallies.tolist() == list(vars(engine.offload.prefetcher.counts).values())
     assert stats["prefetch_hits"] == engine.offload.prefetcher.counts.in_time
     assert stats["prefetch"]["most"] == state.max_queued.tolist()
@@ -272,7 +272,7 @@ def test_a_pass_is_timed_by_the_device_and_counted_once(folder: Path) -> None:
     engine.offload.prefetcher.predictor = noted = SimpleNamespace(passes=[])
     noted.note_pass = lambda run, seconds: noted.passes.append((run.number, seconds))
     noted.look = noted.observe = lambda *_: None
-    engine.device_decode.driver.follower._adjusted = lambda seconds, _: seconds
+    engine.device_decode.steps.follower._adjusted = lambda seconds, _: seconds
     greedy(model)
     engine.offload.prefetcher.predictor = None
     stats = model.hotset.stats()
@@ -298,12 +298,12 @@ def test_pins_and_prompts_between_answers_reach_the_device(stock: Any, folder: P
     assert not engine.device_decode.lease.held
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     assert handle.pins() == [key]
-    assert engine.device_decode.driver.state.table.table.slot_of.cpu()[tuple(key)] >= 0
+    assert engine.device_decode.steps.state.table.table.slot_of.cpu()[tuple(key)] >= 0
     handle.unpin()
     assert greedy(model, 3) == greedy(stock, 3)
     handle.stats()
-    assert engine.device_decode.driver.differences() == 0
-    table = engine.device_decode.driver.state.table
+    assert engine.device_decode.steps.differences() == 0
+    table = engine.device_decode.steps.state.table
     engine.device_decode.lease.recall()
     for mine, theirs in zip(table.state, engine.controller.state, strict=True):
         assert np.array_equal(mine.cpu().numpy(), theirs)
@@ -319,10 +319,10 @@ def test_the_host_takes_the_table_of_the_device_and_not_of_its_own_replay(stock:
     table = engine.controller.table
     a, b = (int(e) for e in np.flatnonzero(table.slot_of[0] >= 0)[:2])
     table.slot_of[0, [a, b]] = table.slot_of[0, [b, a]]
-    assert engine.device_decode.driver.differences() == 2
+    assert engine.device_decode.steps.differences() == 2
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     model.hotset.stats()
-    assert engine.device_decode.driver.differences() == 0
+    assert engine.device_decode.steps.differences() == 0
     model.hotset.close()
 
 
@@ -330,7 +330,7 @@ def test_a_plain_look_at_the_statistics_downloads_nothing(folder: Path, monkeypa
     model = load(folder)
     greedy(model, 3)
     monkeypatch.setattr(
-        type(model.hotset.engine.device_decode.driver.state.table), "download", lambda *_: pytest.fail("downloaded")
+        type(model.hotset.engine.device_decode.steps.state.table), "download", lambda *_: pytest.fail("downloaded")
     )
     model.hotset.stats()
     model.hotset.statistics()
@@ -354,7 +354,7 @@ def test_warm_pins_reach_the_device(stock: Any, folder: Path) -> None:
     assert greedy(model, 3) == greedy(stock, 3)
     assert engine.device_decode.lease.held
     assert np.array_equal(
-        engine.device_decode.driver.state.table.table.shield.cpu().numpy(), engine.controller.table.shield
+        engine.device_decode.steps.state.table.table.shield.cpu().numpy(), engine.controller.table.shield
     )
     model.hotset.close()
 
@@ -363,15 +363,15 @@ def test_another_policy_gets_other_kernels_or_the_host(stock: Any, folder: Path)
     model = load(folder)
     engine, graphs = model.hotset.engine, model.graphs
     assert greedy(model, 3) == greedy(stock, 3)
-    side = engine.device_decode.driver.kernels_for(1)
+    side = engine.device_decode.steps.kernels_for(1)
     with engine.paused():
         engine.controller.adopt(Controller(engine.controller.plan, policies.parse("lru")))
-    assert engine.device_decode.driver.is_outdated
+    assert engine.device_decode.steps.is_outdated
     assert greedy(model, 3) == greedy(stock, 3)
-    assert engine.device_decode.driver.kernels_for(1) is not side
+    assert engine.device_decode.steps.kernels_for(1) is not side
     assert len(graphs.held) == 1
     model.hotset.stats()
-    assert engine.device_decode.driver.differences() == 0
+    assert engine.device_decode.steps.differences() == 0
     with engine.paused():
         engine.controller.adopt(Controller(engine.controller.plan, policies.parse("window")))
     assert greedy(model, 3) == greedy(stock, 3)
@@ -427,7 +427,7 @@ def test_what_cannot_be_captured_goes_the_hosts_way(stock: Any, folder: Path, mo
     assert greedy(model) == greedy(stock)
     assert greedy(model, 3, OTHER) == greedy(stock, 3, OTHER)
     assert len(tries) == 1
-    assert engine.device_decode.driver.state is None
+    assert engine.device_decode.steps.state is None
     assert not model.hotset.static_caches.is_open  # chats learn of it, too
     assert model.hotset.notes == [
         "the host drives the GPU, for its decode could not be captured: "
@@ -490,7 +490,7 @@ def test_an_interrupt_right_after_the_launch_loses_no_pass(stock: Any, folder: P
     assert model.hotset.stats()["decode"]["hits"] + model.hotset.stats()["decode"]["misses"] == LAYERS * TOP_K
     assert greedy(model, 3) == greedy(stock, 3)
     model.hotset.stats()
-    assert model.hotset.engine.device_decode.driver.differences() == 0
+    assert model.hotset.engine.device_decode.steps.differences() == 0
     model.hotset.close()
 
 
@@ -604,7 +604,7 @@ def test_a_capture_that_was_broken_off_serves_nothing_any_more(
         assert served == [1]
     assert greedy(model, 3) == greedy(stock, 3)
     model.hotset.stats()
-    assert model.hotset.engine.device_decode.driver.differences() == 0
+    assert model.hotset.engine.device_decode.steps.differences() == 0
     model.hotset.close()
 
 

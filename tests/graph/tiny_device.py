@@ -120,7 +120,7 @@ def load(
     poison(offload.arena)
     poison(offload.tier.arena)
     handle = connect_engine(model, lean.sites, engine)
-    assert decode.driver.can_prefetch == (ahead > 1)
+    assert decode.steps.can_prefetch == (ahead > 1)
     if install:
         decode.fill_tier()
         assert decode.filler is not None

@@ -15,7 +15,7 @@ import torch
 
 from hotset.engine.device.capture import Capture, CapturedStep, CapturedSteps
 from hotset.engine.device.decode import DeviceDecode
-from hotset.engine.device.driver import first_line
+from hotset.engine.device.steps import first_line
 from hotset.engine.device.variant import Variant
 from hotset.engine.driver import Driver
 from hotset.engine.step import Step
@@ -176,7 +176,7 @@ class DecodeGraphs:
         """Whether the device can take over now; a cache that has changed its policy needs other kernels."""
         if not self.decode.ready:
             return False
-        if self.decode.driver.is_outdated:
+        if self.decode.steps.is_outdated:
             self.held.clear()
             self.decode.discard()
             reasons = self.decode.unsupported_reasons()
@@ -199,7 +199,7 @@ class DecodeGraphs:
         decode = self.decode
         recording = decode.stats.recorder_of(step) is not None
         variant = Variant(decode.prefetches_in(step), recording, decode.stats.routers if recording else None)
-        key = signature_of(values), variant.key, decode.driver.versions
+        key = signature_of(values), variant.key, decode.steps.versions
         found = self.held.find(key, values["past_key_values"])
         if found is None and self.held.is_worth_it():
             self.held.make_room()
@@ -225,10 +225,10 @@ class DecodeGraphs:
 
     def _capture(self, step: Step, values: Values, variant: Variant) -> CapturedStep:
         """Capture a step with inputs of its own; the lengths of its key-value cache stay as they are."""
-        device, driver, cache = self.decode.device, self.decode.driver, values["past_key_values"]
-        driver.drain()
-        kernels = driver.kernels_for(values["input_ids"].shape[0])
-        driver.upload()  # a warm-up writes to the rows for prefetch: it must know which these are
+        device, steps, cache = self.decode.device, self.decode.steps, values["past_key_values"]
+        steps.drain()
+        kernels = steps.kernels_for(values["input_ids"].shape[0])
+        steps.upload()  # a warm-up writes to the rows for prefetch: it must know which these are
         with torch.inference_mode(False), torch.no_grad():
             inputs = {name: own(value) for name, value in values.items()}
             lengths = [layer.cumulative_length.clone() for layer in cache.layers]

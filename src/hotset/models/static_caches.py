@@ -51,10 +51,6 @@ class KVCachePool:
         with self._lock:
             self._free.clear()
 
-    def serves(self) -> bool:
-        """Whether there are caches to be had: the device may drive, and the model keeps keys and values only."""
-        return self.is_open and has_static_layers(static_cache(self.config, MIN_LENGTH))
-
     @staticmethod
     def is_static(cache: Any) -> bool:
         """Whether a cache is of the kind that is had here."""

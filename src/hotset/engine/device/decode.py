@@ -12,7 +12,7 @@ import torch
 from hotset.cache.shadow import log_is_full
 from hotset.engine.device.books import HostBooks
 from hotset.engine.device.capture import CapturedStep
-from hotset.engine.device.driver import DeviceDriver
+from hotset.engine.device.steps import DeviceSteps
 from hotset.engine.device.variant import Predict
 from hotset.engine.guard import Guard
 from hotset.engine.host.copies import CopyMover
@@ -49,7 +49,7 @@ class DeviceDecode:
         self.device, self.cache, self.stats, self.lease = device, cache, stats, cache.controller.lease
         self._guard, self._offload, self._tier = guard, offload, offload.tier
         books = HostBooks(cache.controller, stats, offload.catalog, offload.prefetcher, guard)
-        self.driver = DeviceDriver(
+        self.steps = DeviceSteps(
             cache, self.lease, offload.tier, offload.catalog, [local.spec for local in offload.driver.kernels],
             offload.arena, offload.mover.streams, books, prefetch=offload.prefetcher, predict=predict,
         )  # fmt: skip
@@ -68,7 +68,7 @@ class DeviceDecode:
         return DeviceSupport.check(
             controller.policy,
             controller.plan.scope,
-            zip(self.driver.specs, (layer.layout for layer in self._offload.catalog.layers), strict=True),
+            zip(self.steps.specs, (layer.layout for layer in self._offload.catalog.layers), strict=True),
             page_locked=self.page_locked,
             ram_holds_all=self._tier.controller.plan.cached >= controller.plan.shape.total_experts,
             forecast=forecast.forecast.name if forecast is not None and named else None,
@@ -106,8 +106,8 @@ class DeviceDecode:
 
     def prefetches_in(self, step: Step) -> bool:
         """Whether the device prefetches in a step: `auto` compares steps that do and steps that do not."""
-        if not self.driver.can_prefetch or self._forecast is None:
-            return self.driver.can_prefetch
+        if not self.steps.can_prefetch or self._forecast is None:
+            return self.steps.can_prefetch
         return not self._forecast.payoff.goes_without(step.number)
 
     # What the device serves.
@@ -118,28 +118,28 @@ class DeviceDecode:
 
     def run(self, step: Step, captured: CapturedStep, inputs: dict[str, Tensor]) -> Any:
         """Have the device serve a step; returns its outputs, which the next run overwrites."""
-        with self._guard.lock, self.driver.faults_told():
+        with self._guard.lock, self.steps.faults_told():
             self._guard.check()
             self._served.add(step.number)
-            return self.driver.run(step, captured, inputs, self.stats.recorder_of(step))
+            return self.steps.run(step, captured, inputs, self.stats.recorder_of(step))
 
     def discard(self) -> None:
         """Give up what was made on the device; the host goes on from there."""
         with self._guard.lock:
-            self.driver.discard()
+            self.steps.discard()
 
     # What the host follows.
 
     def drain(self) -> None:
         """Follow what the device has served last; waits for it."""
         with self._guard.lock:
-            self.driver.drain()
+            self.steps.drain()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A context in which no event is served, and the host knows of all that were."""
         with self._guard.lock:
-            self.driver.drain()
+            self.steps.drain()
             yield
 
     def end(self, step: Step) -> bool:
@@ -148,7 +148,7 @@ class DeviceDecode:
         if step.phase == Phase.DECODE:
             self.last_driver = "device" if on_device else "host"
         if log_is_full(self.cache.controller.usage, self.cache.controller.plan.shape):
-            self.driver.drain()  # the supervisor looks at it next
+            self.steps.drain()  # the supervisor looks at it next
         self._served.discard(step.number)
         return on_device
 
@@ -159,13 +159,13 @@ class DeviceDecode:
     def sync(self) -> None:
         """Bring the clock and the statistics up to date."""
         self.drain()
-        state = None if self.driver.state is None or self._guard.is_broken else self.driver.state.prefetch
+        state = None if self.steps.state is None or self._guard.is_broken else self.steps.state.prefetch
         if state is not None and self._forecast is not None:
-            with self.driver.faults_told():
+            with self.steps.faults_told():
                 self._forecast.payoff.state.budget[:-1] = state.max_queued.cpu().numpy()
 
     def close(self) -> None:
         """Follow what is left, and give the memory back."""
         if self.filler is not None:
             self.filler.stop()
-        self.driver.close()
+        self.steps.close()

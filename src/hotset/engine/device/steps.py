@@ -1,4 +1,4 @@
-"""Decode steps that the device drives: takes the cache, has steps captured and replayed, and gives the cache back."""
+"""Steps on the device: it takes the cache, runs captured steps, and gives the cache back when the host recalls it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Host(Books, Protocol):
         """Serve nothing any more: what the device has done is unknown."""
 
 
-class DeviceDriver:
-    """Has the device serve decode steps on the slots of one cache; callers hold the engine's lock."""
+class DeviceSteps:
+    """Serves decode steps on the slots of one cache; callers hold the engine's lock."""
 
     def __init__(
         self,
