@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from hotset.errors import FormatError
-from hotset.formats import FormatPart, TileLoader, WeightFormat
+from hotset.formats import Encoded, FormatPart, StoredModule, TileLoader, WeightFormat
 
 try:
     import triton
@@ -55,6 +55,13 @@ class Rows8(WeightFormat):
 
     def tile(self) -> TileLoader | None:
         return None if triton is None else TileLoader(load_tile, (self.dtype == "bfloat16",), lane=16)
+
+    @classmethod
+    def detect(cls, module: StoredModule) -> Sequence[Encoded]:
+        values, scales = module.tensors.get("weight"), module.tensors.get("weight_scale")
+        if values is None or scales is None or values.dtype != "int8":
+            return ()
+        return [Encoded("weight", values.shape, cls(module.dtype), ("weight", "weight_scale"))]
 
 
 def encoded(matrix: Tensor) -> tuple[Tensor, Tensor]:

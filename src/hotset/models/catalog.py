@@ -2,23 +2,32 @@
 
 Whether bytes can be used as they lie is found by running the library's conversion on numbered elements instead of
 weights: where every source stays in one piece, its bytes are read straight to that place. What is transposed, of
-another type or quantised is read as it is and converted on arrival.
+another type or quantised is read as it is and converted on arrival. A matrix that the checkpoint has in a weight format
+stays in it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hotset.errors import ModelError
+from hotset.formats import laid_out, weight_of
 from hotset.models.checkpoint import ParameterSource
-from hotset.models.pieces import Piece, Trials, as_cast, check_shape, check_shapes, tensor_of
+from hotset.models.encoded import EncodedTensor, rows_of
+from hotset.models.pieces import Piece, Trials, check_shape, check_shapes
 from hotset.models.site import Site, SitePart, Take
-from hotset.store import Catalog, LayerSource, Part, Segment, SlotLayout
+from hotset.models.targets import (
+    EncodedTarget,
+    PlainTarget,
+    RawBytes,
+    Target,
+    check_encoded,
+    encoded_as,
+    plain_dtype,
+)
+from hotset.store import Catalog, LayerSource, Matrix, Part, Segment, SlotLayout
 from hotset.store.catalog import Bytes
 from hotset.store.header import StoredTensor
 from hotset.store.layout import PART_ALIGNMENT_BYTES, round_up
@@ -27,11 +36,10 @@ Sources = dict[str, ParameterSource]
 
 
 class CatalogBuilder:
-    """Turns sites and their sources into a catalog."""
+    """Turns sites and their sources into a catalog for a kind of device."""
 
-    def __init__(self, model: Any, sources: Sources) -> None:
-        self.model = model
-        self.sources = sources
+    def __init__(self, model: Any, sources: Sources, kind: str = "cpu") -> None:
+        self.model, self.sources, self.kind = model, sources, kind
         self.files: dict[Path, int] = {}
         self._trials = Trials(model, sources)
 
@@ -46,12 +54,34 @@ class CatalogBuilder:
         parts = [site.parts[i] for i in order]
         pieces = [[expert[i] for i in order] for expert in pieces]
         check_shapes(pieces)
-        dtypes = [self._dtype([expert[i] for expert in pieces]) for i in range(len(parts))]
-        layout = SlotLayout.of([Part(p.name, p.shape, dtype) for p, dtype in zip(parts, dtypes, strict=True)])
-        if all(self._direct(layout, expert) for expert in pieces):
-            return LayerSource(layout, [self._straight(layout, expert) for expert in pieces])
+        by_part = [[expert[i] for expert in pieces] for i in range(len(parts))]
+        layout = self._layout(site, parts, by_part)
+        targets = [self._target(layout, part.name) for part in parts]
+        if all(t.is_direct(few) for expert in pieces for t, few in zip(targets, expert, strict=True)):
+            return LayerSource(layout, [self._straight(targets, expert) for expert in pieces])
         experts = [_packed_segments(self, expert) for expert in pieces]
-        return LayerSource(layout, experts, Decoder(self, layout, pieces))
+        return LayerSource(layout, experts, Decoder(targets, pieces))
+
+    def _layout(self, site: Site, parts: Sequence[SitePart], pieces: Sequence[Sequence[list[Piece]]]) -> SlotLayout:
+        """How an expert lies in a slot: plain numbers, and matrices in the variant of their format for the device."""
+        laid: list[Part] = []
+        matrices: list[Matrix] = []
+        for part, experts in zip(parts, pieces, strict=True):
+            found = encoded_as(experts)
+            if found is None:
+                laid.append(Part(part.name, part.shape, plain_dtype(experts, self._trials)))
+                continue
+            outputs, inputs = part.shape[::-1] if site.math.is_transposed(part.name) else part.shape
+            check_encoded(experts, outputs, inputs)
+            own, matrix = laid_out(part.name, found.on(self.kind), outputs, inputs)
+            laid += own
+            matrices += [matrix] if matrix is not None else []
+        return SlotLayout.of(laid, matrices)
+
+    def _target(self, layout: SlotLayout, name: str) -> Target:
+        if layout.matrix(name) is None:
+            return PlainTarget(layout.part(name), self._trials)
+        return EncodedTarget(weight_of(layout, name), self._trials)
 
     def _pieces(self, part: SitePart, expert: int, site: Site) -> list[Piece]:
         pieces = []
@@ -59,8 +89,9 @@ class CatalogBuilder:
             source = self.sources[take.parameter]
             if source.converter is None:
                 (key, (tensor, *_)) = next(iter(source.tensors.items()))
-                check_shape(tensor, self.model._hotset_shapes[take.parameter], take.parameter)
-                pieces.append(Piece(take, {key: [_rows(tensor, take.first, take.last)]}))
+                if not isinstance(tensor, EncodedTensor):
+                    check_shape(tensor, self.model._hotset_shapes[take.parameter], take.parameter)
+                pieces.append(Piece(take, {key: [rows_of(tensor, take.first, take.last)]}))
             else:
                 stored = {p: [self._of_expert(t, take, site)] for p, t in source.tensors.items()}
                 pieces.append(Piece(take, stored))
@@ -70,7 +101,7 @@ class CatalogBuilder:
         if len(tensors) == site.experts:
             return tensors[take.first]
         if len(tensors) == 1 and tensors[0].shape and tensors[0].shape[0] == site.experts:
-            return _rows(tensors[0], take.first, take.last)
+            return rows_of(tensors[0], take.first, take.last)
         raise ModelError(
             f"{take.parameter} is stored in a way that hotset cannot cut into experts "
             f"({len(tensors)} tensors for {site.experts} experts): load the model with transformers, save it with "
@@ -85,88 +116,31 @@ class CatalogBuilder:
         """The number of a file in the catalog."""
         return self.files.setdefault(path, len(self.files))
 
-    def _dtype(self, experts: list[list[Piece]]) -> str:
-        """The type of one part in the slot: the same for every expert, for a slot can take any of them."""
-        found: dict[str, Piece] = {}
-        for piece in (piece for pieces in experts for piece in pieces):
-            found.setdefault(self._trials.dtype(piece), piece)
-        if len(found) > 1:
-            (one, first), (other, second) = list(found.items())[:2]
-            raise ModelError(
-                f"{second.flat()[0].name} becomes {other} and {first.flat()[0].name} {one}, and all experts of a layer "
-                "must be of one type: load the model with transformers, save it with save_pretrained, and use that"
-            )
-        return next(iter(found))
-
-    def _direct(self, layout: SlotLayout, expert: list[list[Piece]]) -> bool:
-        """Whether the bytes of an expert can be read straight into a slot."""
-        return all(
-            all(tensor.dtype == part.dtype for tensor in piece.flat()) and self._trials.starts(piece) is not None
-            for part, pieces in zip(layout.parts, expert, strict=True)
-            for piece in pieces
+    def _straight(self, targets: Sequence[Target], expert: Sequence[Sequence[Piece]]) -> tuple[Segment, ...]:
+        return tuple(
+            Segment(self.file(tensor.file), tensor.offset, tensor.size_bytes, at)
+            for target, pieces in zip(targets, expert, strict=True)
+            for tensor, at in target.places(pieces)
         )
-
-    def _straight(self, layout: SlotLayout, expert: list[list[Piece]]) -> tuple[Segment, ...]:
-        segments = []
-        for part, pieces in zip(layout.parts, expert, strict=True):
-            at = part.offset
-            for piece in pieces:
-                stored = piece.flat()
-                for tensor, start in zip(stored, self._trials.starts(piece) or [0], strict=True):
-                    item = tensor.size_bytes // max(math.prod(tensor.shape), 1)
-                    segments.append(
-                        Segment(self.file(tensor.file), tensor.offset, tensor.size_bytes, at + start * item)
-                    )
-                at += sum(tensor.size_bytes for tensor in stored)
-        return tuple(segments)
 
 
 class Decoder:
-    """Converts the raw bytes of an expert on arrival, as transformers would have done while loading."""
+    """Converts the raw bytes of an expert on arrival."""
 
-    def __init__(self, builder: CatalogBuilder, layout: SlotLayout, experts: list[list[list[Piece]]]) -> None:
-        self.model, self.sources = builder.model, builder.sources
-        self.layout, self.experts = layout, experts
+    def __init__(self, targets: Sequence[Target], experts: Sequence[Sequence[Sequence[Piece]]]) -> None:
+        self.targets, self.experts = targets, experts
 
     def __call__(self, expert: int, raw: Bytes, slot: Bytes) -> None:
         """Fill the slot from the raw bytes of the expert of this number."""
-        at = 0
-        for part, pieces in zip(self.layout.parts, self.experts[expert], strict=True):
-            target = tensor_of(slot[part.offset : part.offset + part.size_bytes], part.dtype, (-1,))
-            filled = 0
-            for piece in pieces:
-                inputs, at = self._inputs(piece, raw, at, part.dtype)
-                name = piece.take.parameter
-                result = self.sources[name].convert(name, inputs, self.model).reshape(-1)
-                target[filled : filled + result.numel()].copy_(result)
-                filled += result.numel()
-
-    def _inputs(self, piece: Piece, raw: Bytes, at: int, dtype: str) -> tuple[dict[str, list[torch.Tensor]], int]:
-        """The stored tensors of a piece, cast as transformers casts them before it converts, and where they end."""
-        wanted = None if self.sources[piece.take.parameter].dequantises else dtype
-        inputs: dict[str, list[torch.Tensor]] = {}
-        for pattern, tensors in piece.stored.items():
-            inputs[pattern] = []
-            for t in tensors:
-                stored = tensor_of(raw[at : at + t.size_bytes], t.dtype, t.shape)
-                inputs[pattern].append(as_cast(stored, wanted))
-                at = round_up(at + t.size_bytes, PART_ALIGNMENT_BYTES)
-        return inputs, at
+        source = RawBytes(raw)
+        for target, pieces in zip(self.targets, self.experts[expert], strict=True):
+            target.decode(pieces, source, slot)
 
 
-def _packed_segments(builder: CatalogBuilder, expert: list[list[Piece]]) -> tuple[Segment, ...]:
+def _packed_segments(builder: CatalogBuilder, expert: Sequence[Sequence[Piece]]) -> tuple[Segment, ...]:
     """The raw bytes of an expert end to end, each tensor aligned."""
     segments, at = [], 0
-    for pieces in expert:
-        for tensor in (tensor for piece in pieces for tensor in piece.flat()):
-            segments.append(Segment(builder.file(tensor.file), tensor.offset, tensor.size_bytes, at))
-            at = round_up(at + tensor.size_bytes, PART_ALIGNMENT_BYTES)
+    for tensor in (tensor for pieces in expert for piece in pieces for tensor in piece.read()):
+        segments.append(Segment(builder.file(tensor.file), tensor.offset, tensor.size_bytes, at))
+        at = round_up(at + tensor.size_bytes, PART_ALIGNMENT_BYTES)
     return tuple(segments)
-
-
-def _rows(tensor: StoredTensor, first: int, last: int) -> StoredTensor:
-    """Some rows of a stored tensor."""
-    row_bytes = tensor.size_bytes // tensor.shape[0]
-    shape = (last - first, *tensor.shape[1:])
-    start, size = tensor.offset + first * row_bytes, (last - first) * row_bytes
-    return StoredTensor(tensor.file, tensor.dtype, shape, start, size, tensor.name)

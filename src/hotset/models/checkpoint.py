@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from hotset.errors import ModelError, StoreError
+from hotset.models.encoded import fold
 from hotset.store.header import StoredTensor, read_header
 
 
@@ -82,7 +83,7 @@ def parameter_sources(
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     known, prefix = model.state_dict(), model.base_model_prefix
-    stored = read_headers(files)
+    stored = fold(read_headers(files), model.config, str(model.dtype).removeprefix("torch."))
     found: dict[str, ParameterSource] = {}
     for key in sorted(stored, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, known)

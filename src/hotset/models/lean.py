@@ -34,6 +34,7 @@ class LeanLoad:
     catalog: Catalog | None = None
     kept: bool = False
     shells: list[Shell] = field(default_factory=list)
+    device_kind: str = "cpu"  # that experts are computed on
     folder: Path | None = None  # of the files that were loaded
     report: Any = None  # what transformers says of missing and mismatched weights
     heed_keys: Undo = list  # ends the passing over of the experts' keys
@@ -51,9 +52,10 @@ class LeanLoad:
         else:
             sources = parameter_sources(model, files, mapping, wanted)
             drop_spare_rows(model, sites, sources)
-            catalog = CatalogBuilder(model, sources).build(sites)
+            catalog = CatalogBuilder(model, sources, self.device_kind).build(sites)
         self.sites, self.catalog = sites, catalog
-        self.kept = self.keep(model, sites, catalog)
+        encoded = any(layer.layout.matrices for layer in catalog.layers)
+        self.kept = self.keep(model, sites, catalog) and not encoded  # transformers does not read these
         if not self.kept:
             self.shells = strip(model, sites)
             self.heed_keys = ignore_keys(model, _EXPERT_KEYS)

@@ -35,6 +35,10 @@ class Piece:
         """All stored tensors in order."""
         return [tensor for tensors in self.stored.values() for tensor in tensors]
 
+    def read(self) -> list[StoredTensor]:
+        """All tensors to be read, those of encoded matrices one by one."""
+        return [part for tensor in self.flat() for part in (getattr(tensor, "parts", None) or (tensor,))]
+
     def kind(self) -> tuple[Any, ...]:
         """The types and shapes of the stored tensors: what a conversion depends on."""
         return tuple((p, tuple((t.dtype, t.shape) for t in tensors)) for p, tensors in self.stored.items())

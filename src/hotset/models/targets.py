@@ -1,0 +1,167 @@
+"""One tensor of an expert in its slot: which stored bytes go where, and how they are converted if they must be."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hotset.errors import ModelError
+from hotset.formats import Weight, WeightFormat
+from hotset.models.encoded import EncodedTensor
+from hotset.models.pieces import REMEDY, Piece, Trials, as_cast, tensor_of
+from hotset.store import Part
+from hotset.store.catalog import Bytes
+from hotset.store.header import StoredTensor
+from hotset.store.layout import PART_ALIGNMENT_BYTES, round_up
+
+
+class Target(ABC):
+    """Where the pieces of one tensor go, the same for all experts of a layer."""
+
+    @abstractmethod
+    def is_direct(self, pieces: Sequence[Piece]) -> bool:
+        """Whether the bytes can be read straight into the slot."""
+
+    @abstractmethod
+    def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
+        """The stored tensors, and where each begins in the slot, if that is so."""
+
+    @abstractmethod
+    def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
+        """Fill this tensor's part of the slot from the raw bytes of its pieces."""
+
+
+class RawBytes:
+    """The raw bytes of an expert end to end, each tensor aligned, read one after another."""
+
+    def __init__(self, data: Bytes) -> None:
+        self._data, self._at = data, 0
+
+    def take(self, tensor: StoredTensor) -> torch.Tensor:
+        """The next tensor."""
+        begin, end = self._at, self._at + tensor.size_bytes
+        self._at = round_up(end, PART_ALIGNMENT_BYTES)
+        return tensor_of(self._data[begin:end], tensor.dtype, tensor.shape)
+
+
+class PlainTarget(Target):
+    """A tensor of plain numbers, converted as transformers would have done while loading."""
+
+    def __init__(self, part: Part, trials: Trials) -> None:
+        self.part, self.trials = part, trials
+
+    def is_direct(self, pieces: Sequence[Piece]) -> bool:
+        """Whether all stored tensors are of the slot's type and stay in one piece."""
+        return all(
+            all(tensor.dtype == self.part.dtype for tensor in piece.flat()) and self.trials.starts(piece) is not None
+            for piece in pieces
+        )
+
+    def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
+        """The stored tensors where the library's conversion puts them."""
+        at = self.part.offset
+        for piece in pieces:
+            stored = piece.flat()
+            for tensor, start in zip(stored, self.trials.starts(piece) or [0], strict=True):
+                item = tensor.size_bytes // max(math.prod(tensor.shape), 1)
+                yield tensor, at + start * item
+            at += sum(tensor.size_bytes for tensor in stored)
+
+    def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
+        """Run the library's conversion."""
+        part, model, sources = self.part, self.trials.model, self.trials.sources
+        target = tensor_of(slot[part.offset : part.offset + part.size_bytes], part.dtype, (-1,))
+        filled = 0
+        for piece in pieces:
+            name = piece.take.parameter
+            # Cast as transformers casts before it converts; what is dequantised stays as it is.
+            wanted = None if sources[name].dequantises else part.dtype
+            inputs = {p: [as_cast(raw.take(t), wanted) for t in tensors] for p, tensors in piece.stored.items()}
+            result = sources[name].convert(name, inputs, model).reshape(-1)
+            target[filled : filled + result.numel()].copy_(result)
+            filled += result.numel()
+
+
+class EncodedTarget(Target):
+    """A matrix that stays in its format, or in that format's variant for the device."""
+
+    def __init__(self, weight: Weight, trials: Trials) -> None:
+        self.weight, self.trials = weight, trials
+
+    def is_direct(self, pieces: Sequence[Piece]) -> bool:
+        """Whether the format is the one stored, and the matrices of all pieces are one if they follow each other."""
+        stacked = self._stacked(pieces)
+        same = all(tensor.format == self.weight.format for tensor in stacked)
+        return same and self.weight.format.stacks([tensor.shape[-2] for tensor in stacked], self.weight.inputs)
+
+    def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
+        """The parts of all matrices, part by part."""
+        for number, part in enumerate(self.weight.parts):
+            at = part.offset
+            for tensor in self._stacked(pieces):
+                yield tensor.parts[number], at
+                at += tensor.parts[number].size_bytes
+
+    def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
+        """Have the format take in all matrices."""
+        taken = {id(one): self._parts(one, raw) for piece in pieces for one in piece.flat()}
+        out = [tensor_of(slot[p.offset : p.offset + p.size_bytes], p.dtype, p.shape) for p in self.weight.parts]
+        self.weight.format.fill([taken[id(tensor)] for tensor in self._stacked(pieces)], out)
+
+    def _parts(self, tensor: Any, raw: RawBytes) -> tuple[WeightFormat, list[torch.Tensor]]:
+        """The parts of one matrix, without the dimension that counts experts."""
+        shapes = [part.shape for part in tensor.format.parts(*tensor.shape[-2:])]
+        return tensor.format, [raw.take(part).view(shape) for part, shape in zip(tensor.parts, shapes, strict=True)]
+
+    def _stacked(self, pieces: Sequence[Piece]) -> list[EncodedTensor]:
+        """The matrices in the order in which the library puts them below each other."""
+        found: list[EncodedTensor] = []
+        for piece in pieces:
+            tensors, starts = piece.flat(), self.trials.starts(piece)
+            if starts is None or not all(isinstance(tensor, EncodedTensor) for tensor in tensors):
+                raise ModelError(
+                    f"{tensors[0].name} is stored as {self.weight.format.name}, and {piece.take.parameter} is made of "
+                    "it by more than a rearrangement of rows: use the original weights"
+                )
+            found += [tensors[i] for i in sorted(range(len(tensors)), key=starts.__getitem__)]  # type: ignore[misc]
+        return found
+
+
+def encoded_as(experts: Sequence[Sequence[Piece]]) -> WeightFormat | None:
+    """The format that the pieces of all experts are in; None for plain numbers."""
+    found = {getattr(t, "format", None): t for pieces in experts for piece in pieces for t in piece.flat()}
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        words = [each.spec if each is not None else "plain numbers" for each in (one, other)]
+        raise ModelError(
+            f"{first.name} is stored as {words[0]} and {second.name} as {words[1]}, and all experts of a layer must be "
+            "alike: use a checkpoint in which they are"
+        )
+    return next(iter(found), None)
+
+
+def check_encoded(experts: Sequence[Sequence[Piece]], outputs: int, inputs: int) -> None:
+    """Raise ModelError unless the pieces of every expert make a matrix of so many outputs and inputs."""
+    for pieces in experts:
+        tensors = [tensor for piece in pieces for tensor in piece.flat()]
+        if sum(t.shape[-2] for t in tensors) != outputs or any(t.shape[-1] != inputs for t in tensors):
+            shapes = " and ".join(str(list(t.shape[-2:])) for t in tensors)
+            raise ModelError(f"{tensors[0].name} is {shapes}, and the model has {[outputs, inputs]}: {REMEDY}")
+
+
+def plain_dtype(experts: Sequence[Sequence[Piece]], trials: Trials) -> str:
+    """The type of one tensor of plain numbers in the slot: the same for every expert, for a slot can take any."""
+    found: dict[str, Piece] = {}
+    for piece in (piece for pieces in experts for piece in pieces):
+        found.setdefault(trials.dtype(piece), piece)
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        raise ModelError(
+            f"{second.flat()[0].name} becomes {other} and {first.flat()[0].name} {one}, and all experts of a layer "
+            "must be of one type: load the model with transformers, save it with save_pretrained, and use that"
+        )
+    return next(iter(found))
