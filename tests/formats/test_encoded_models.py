@@ -25,15 +25,14 @@ import hotset  # noqa: E402
 from hotset import formats, policies  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.engine.arena import poison  # noqa: E402
+from hotset.engine.build import gpu_engine  # noqa: E402
 from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.errors import HotsetError, ModelError  # noqa: E402
 from hotset.models.budget import shape_of  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
 from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
 from hotset.models.packing import pack  # noqa: E402
-from hotset.runtime.arena import poison  # noqa: E402
-from hotset.runtime.device import DeviceEngine  # noqa: E402
-from hotset.runtime.host import HostTier  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("_rows8")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
@@ -94,13 +93,15 @@ def logits(model: Any) -> Any:
 @pytest.mark.parametrize("memory", ["50%", "100%"])
 def test_a_checkpoint_runs_packed(encoded: Path, decoded: Path, expected: Any, device: str, memory: str) -> None:
     model = hotset.load(encoded, memory=memory, device=device, dtype=torch.float32)
-    assert [matrix.format for matrix in model.hotset.engine.layouts[0].matrices] == ["rows8:dtype=float32"] * 2
+    assert [matrix.format for matrix in model.hotset.engine.offload.catalog.layers[0].layout.matrices] == [
+        "rows8:dtype=float32"
+    ] * 2
     found = logits(model)
     assert torch.allclose(found, expected, atol=1e-4)
     model.hotset.close()
     dense = hotset.load(decoded, memory=memory, device=device, dtype=torch.float32)
     if memory == "50%":  # else it is left as it is
-        assert dense.hotset.engine.catalog.slot_bytes > 2 * model.hotset.engine.catalog.slot_bytes
+        assert dense.hotset.engine.offload.catalog.slot_bytes > 2 * model.hotset.engine.offload.catalog.slot_bytes
         if device == "cpu":
             assert torch.equal(logits(dense), found)
     dense.hotset.close()
@@ -131,16 +132,18 @@ def test_the_host_drives_a_device(encoded: Path, expected: Any, kernels: Any) ->
     assert lean.sites is not None
     assert lean.catalog is not None
     shape = shape_of(lean.sites, lean.catalog)
-    host = HostTier(lean.catalog, SlotPlan(shape, 16, staging=8), policies.parse("lru"))
     controller = Controller(SlotPlan(shape, 9, Scope.LAYER, 3), policies.parse("lru"))
     specs = [site.math for site in lean.sites]
 
     def make(arena: Any, layout: Any, spec: Any, top_k: int) -> Any:
         return kernels(arena, layout, spec)
 
-    engine = DeviceEngine(controller, lean.catalog, specs, host, torch.device("cpu"), kernels=make)
-    poison(engine.arena)
-    poison(host.arena)
+    host = SlotPlan(shape, 16, staging=8)
+    engine = gpu_engine(controller, lean.catalog, specs, torch.device("cpu"), host, policies.parse("lru"), kernels=make)
+    assert engine.offload is not None
+    assert engine.offload.tier is not None
+    poison(engine.offload.arena)
+    poison(engine.offload.tier.arena)
     connect_engine(model, lean.sites, engine)
     assert torch.allclose(logits(model), expected, atol=1e-4)
     model.hotset.close()

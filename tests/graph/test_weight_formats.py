@@ -26,11 +26,11 @@ from rows8 import Rows8, encoded  # noqa: E402
 from tiny_device import DEVICE  # noqa: E402
 
 from hotset import formats  # noqa: E402
+from hotset.engine.arena import Arena, poison  # noqa: E402
+from hotset.engine.batch import ExpertBatch  # noqa: E402
 from hotset.engine.kernels import with_triton  # noqa: E402
 from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.engine.kernels.triton_experts import TritonExperts  # noqa: E402
-from hotset.runtime.arena import Arena, poison  # noqa: E402
-from hotset.runtime.event import LiveEvent  # noqa: E402
 from hotset.store import Part, SlotLayout  # noqa: E402
 from hotset.store.layout import PAGE_BYTES, round_up  # noqa: E402
 
@@ -104,11 +104,11 @@ def test_the_kernels_of_the_host_compute_from_parts() -> None:
     routing = samples.routing_of(packed, tokens=2, top_k=3)
     many = GroupedKernels(packed.arena, packed.layout, packed.math)
     for kernels in (many, with_triton(packed.arena, packed.layout, packed.math, 3, many)):
-        batch = LiveEvent(routing.x, routing.index.to(routing.x.device), routing.weights, packed.experts)
+        batch = ExpertBatch(routing.x, routing.index.to(routing.x.device), routing.weights, packed.experts)
         for part in (batch.experts[:2], batch.experts[2:]):
             kernels.run(batch, part, packed.slot(part))
         expected = samples.expected(dense, routing)
-        assert (batch.total() - expected).abs().max() <= 1e-5 * expected.abs().max()
+        assert (batch.combine() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.skipif(not CUDA, reason="the interpreter rounds to bfloat16 otherwise")
@@ -138,7 +138,7 @@ def test_a_model_in_the_format_is_driven_by_the_device(tmp_path: Path) -> None:
     source = tiny_device.make(tmp_path / "plain", LAYERS, EXPERTS, TOP_K)
     stock = tiny_device.stock_of(encoded_models.decoded(source, tmp_path / "decoded"))
     model: Any = tiny_device.load(encoded_models.encode(source, tmp_path / "encoded"), 8, "lru", TOP_K, demanded=True)
-    assert len(model.hotset.engine.layouts[0].matrices) == 2
+    assert len(model.hotset.engine.offload.catalog.layers[0].layout.matrices) == 2
     ids = torch.tensor([[5, 90, 31, 7]], device=DEVICE)
     new = 16 if CUDA else 3
     assert tiny_device.greedy(model, new, ids) == tiny_device.greedy(stock, new, ids)
