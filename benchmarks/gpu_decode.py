@@ -29,7 +29,7 @@ from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.engine.build import gpu_engine
 from hotset.forecasts import parse as parse_forecast
-from hotset.models.budget import slots_for_guesses
+from hotset.models.budget import prefetch_rows_for
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
 from hotset.prefetch import PrefetchTrial
@@ -70,7 +70,7 @@ class Trial:
     def __init__(self, bench: Bench, share: float, trace: Trace, *, guess: bool) -> None:
         self.bench, self.share, self.guess = bench, share, guess
         shape, device = bench.shape, torch.device("cuda", 0)
-        ahead = slots_for_guesses(shape, by_device=True) if guess else 0  # the cache gives them up
+        ahead = prefetch_rows_for(shape, by_device=True) if guess else 0  # the cache gives them up
         plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, ahead=ahead)
         controller = Controller(plan, policies.parse(bench.policy))
         maths = [site.math for site in bench.sites]
@@ -179,7 +179,7 @@ def published_shape(name: str, trace: Trace, others: set[str], save: Callable[[d
     bench = Bench(shape, "blend")
     link = link_of(bench)
     result |= {"expert_bytes": bench.catalog.slot_bytes, "link_gb_per_s": link, "rows": []}
-    result["guess_rows"] = slots_for_guesses(bench.shape, by_device=True)
+    result["guess_rows"] = prefetch_rows_for(bench.shape, by_device=True)
     for share, guess in ((1.0, False), (0.5, False), (0.5, True), (0.25, False), (0.25, True)):
         trial = Trial(bench, share, trace, guess=guess)
         row = trial.row(link)

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.errors import BudgetError, HotsetError  # noqa: E402
-from hotset.models import account, choose  # noqa: E402
+from hotset.models import account, memory_plan  # noqa: E402
 from hotset.options import RunOptions  # noqa: E402
 from hotset.shape import Budget, ModelShape  # noqa: E402
 
@@ -37,7 +37,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> Any:
             rest = found.dense_bytes + found.context_bytes + found.work_bytes
             return account.Account(rest + expert_bytes, found.dense_bytes, found.context_bytes, found.work_bytes)
 
-        monkeypatch.setattr(choose, "take_account", taken)
+        monkeypatch.setattr(memory_plan, "take_account", taken)
 
     return leave
 
@@ -108,15 +108,15 @@ def test_a_model_that_is_loaded_already_needs_no_memory_to_stay_whole(scarce: An
 
 
 def test_a_ram_tier_larger_than_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "available_memory_bytes", lambda: 256 << 20)
+    monkeypatch.setattr(memory_plan, "available_memory_bytes", lambda: 256 << 20)
     shape = ModelShape(8, 64, 8, 1 << 20)
-    plan = choose.SlotPlan(shape, 64)
+    plan = memory_plan.SlotPlan(shape, 64)
     with pytest.raises(BudgetError, match="--host-memory 100% needs 512 MiB and 128 MiB are free") as refused:
-        choose.host_plan(RunOptions(host_memory="100%"), plan)
+        memory_plan.host_plan(RunOptions(host_memory="100%"), plan)
     largest = re.search(r"works is --host-memory (\w+)", str(refused.value))
     assert largest is not None
-    assert choose.host_plan(RunOptions(host_memory=largest[1]), plan).cached > 64
-    assert choose.host_plan(RunOptions(host_memory="100%", force=True), plan).cached == 512
+    assert memory_plan.host_plan(RunOptions(host_memory=largest[1]), plan).cached > 64
+    assert memory_plan.host_plan(RunOptions(host_memory="100%", force=True), plan).cached == 512
 
 
 @pytest.mark.parametrize("context", [0, -1, 1 << 40, 2.5, True])

@@ -44,7 +44,7 @@ def _driver(memory: dict[str, Any], model: dict[str, Any] | None) -> dict[str, s
 
 def _driver_by_memory(available: int, needed: int, expert: int) -> dict[str, str]:
     """The device fetches from host memory alone, so all experts must be there."""
-    from hotset.models.choose import HOST_SHARE, HOST_STAGING
+    from hotset.models.memory_plan import HOST_SHARE, HOST_STAGING
 
     tier = int(available * HOST_SHARE) // expert - HOST_STAGING
     if tier * expert < needed:

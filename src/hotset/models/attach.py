@@ -16,11 +16,11 @@ import torch
 from hotset.cache.plan import SlotPlan
 from hotset.errors import BudgetError, ModelError
 from hotset.models.account import bound_library_caches
-from hotset.models.choose import Chooser
 from hotset.models.connect import connect, watch
 from hotset.models.handle import Handle
 from hotset.models.lean import remember_shapes
 from hotset.models.learning import begin, read_profile
+from hotset.models.memory_plan import MemoryPlanner
 from hotset.models.shell import strip
 from hotset.models.site import Site
 from hotset.models.sites import find_sites
@@ -58,12 +58,12 @@ def _attach(model: Any, sites: list[Site], options: RunOptions) -> Any:
     layouts = [layout_of(model, site) for site in sites]
     known = read_profile(options)
     bound_library_caches()
-    chooser = Chooser(options, loaded=True)
-    if chooser(model, sites, _unwritten(sites, layouts)):
-        handle = watch(model, sites, _planned(chooser), options)
+    planner = MemoryPlanner(options, loaded=True)
+    if planner(model, sites, _unwritten(sites, layouts)):
+        handle = watch(model, sites, _planned(planner), options)
     else:
-        handle = _take_out(model, sites, layouts, chooser)
-    handle.remark(*chooser.notes)
+        handle = _take_out(model, sites, layouts, planner)
+    handle.remark(*planner.notes)
     try:
         begin(handle, options, known)
     except BaseException:
@@ -118,14 +118,14 @@ def blocks_of(model: Any, sites: Sequence[Site], layouts: Sequence[SlotLayout]) 
             yield layer, expert, block
 
 
-def _take_out(model: Any, sites: list[Site], layouts: Sequence[SlotLayout], chooser: Chooser) -> Handle:
-    folder = Path(tempfile.mkdtemp(prefix="hotset-", dir=chooser.options.spill))
+def _take_out(model: Any, sites: list[Site], layouts: Sequence[SlotLayout], planner: MemoryPlanner) -> Handle:
+    folder = Path(tempfile.mkdtemp(prefix="hotset-", dir=planner.options.spill))
     try:
         layers = tuple(PackLayer(s.name, layout, s.experts) for s, layout in zip(sites, layouts, strict=True))
         with Packer(folder / "experts", PackPlan(layers), durable=False) as packer:
             packer.add_all(blocks_of(model, sites, layouts))
             packer.finish()
-        handle = connect(model, sites, open_packed(folder / "experts"), _planned(chooser), chooser.options)
+        handle = connect(model, sites, open_packed(folder / "experts"), _planned(planner), planner.options)
     except BaseException:
         remove_folder(folder, Owner())
         raise
@@ -176,8 +176,8 @@ def _unwritten(sites: Sequence[Site], layouts: Sequence[SlotLayout]) -> Catalog:
     return Catalog((), tuple(layers))
 
 
-def _planned(chooser: Chooser) -> SlotPlan:
-    """The plan of a chooser that was asked."""
-    if chooser.plan is None:
+def _planned(planner: MemoryPlanner) -> SlotPlan:
+    """The plan of a planner that has planned."""
+    if planner.plan is None:
         raise ModelError("no slots were planned for this model")
-    return chooser.plan
+    return planner.plan

@@ -26,7 +26,7 @@ def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:
     )
 
 
-def slots_for_guesses(shape: ModelShape, by_device: bool) -> int:
+def prefetch_rows_for(shape: ModelShape, by_device: bool) -> int:
     """Rows for prefetch beside the cache."""
     return prefetch_rows(Driver.DEVICE if by_device else Driver.HOST, shape)
 

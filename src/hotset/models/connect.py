@@ -18,12 +18,12 @@ from hotset.engine.gradients import differentiable, refuse_dropout
 from hotset.errors import HotsetError
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.account import chunk_bytes, free_bytes
-from hotset.models.choose import host_plan
 from hotset.models.device import torch_device
 from hotset.models.footprint import Footprint
 from hotset.models.gates import Gates
 from hotset.models.handle import Handle
 from hotset.models.learning import warm_pin_tokens
+from hotset.models.memory_plan import host_plan
 from hotset.models.patches import refuse_copies, refuse_in_children, refuse_saving, show_handle
 from hotset.models.prompt_chunks import PromptChunks
 from hotset.models.remarks import Remarks

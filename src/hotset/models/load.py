@@ -7,11 +7,11 @@ from typing import Any
 
 from hotset.errors import ModelError
 from hotset.models.account import bound_library_caches
-from hotset.models.choose import Chooser
 from hotset.models.connect import connect, watch
 from hotset.models.device import torch_device
 from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.learning import begin_or_close, read_profile
+from hotset.models.memory_plan import MemoryPlanner
 from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
 from hotset.models.plausible import refuse_absurd_sizes
@@ -39,8 +39,8 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
     if (odd := odd_file(Path(model))) is not None:
         raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
     bound_library_caches()
-    chooser = Chooser(options)
-    lean = LeanLoad(keep=chooser)
+    planner = MemoryPlanner(options)
+    lean = LeanLoad(keep=planner)
     refuse_absurd_sizes(model)
     keywords = {
         "dtype": options.dtype,
@@ -54,16 +54,16 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
         chosen = options.auto_class or AutoModelForCausalLM
         found: Any = chosen.from_pretrained(model, **(extra | keywords))
     loaded = found[0] if isinstance(found, tuple) else found
-    if lean.sites is None or lean.catalog is None or chooser.plan is None:
+    if lean.sites is None or lean.catalog is None or planner.plan is None:
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")
     if checked is None:  # it may be a pack in the hub's cache
         check_if_packed(lean.folder)
     loaded.to(torch_device(options.device))
     if lean.kept:
-        handle = watch(loaded, lean.sites, chooser.plan, options)
+        handle = watch(loaded, lean.sites, planner.plan, options)
     else:
-        handle = connect(loaded, lean.sites, lean.catalog, chooser.plan, options)
+        handle = connect(loaded, lean.sites, lean.catalog, planner.plan, options)
         handle.shells = lean.shells
-    handle.remark(*notes, *chooser.notes)
+    handle.remark(*notes, *planner.notes)
     begin_or_close(handle, options, profile)
     return found

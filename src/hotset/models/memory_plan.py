@@ -18,7 +18,7 @@ from hotset.models.account import (
     reading_bytes,
     take_account,
 )
-from hotset.models.budget import plan_slots, shape_of, slots_for_guesses
+from hotset.models.budget import plan_slots, prefetch_rows_for, shape_of
 from hotset.models.device import torch_device
 from hotset.models.site import Site
 from hotset.options import RunOptions
@@ -34,7 +34,7 @@ HOST_STAGING = 8
 
 
 @dataclass
-class Chooser:
+class MemoryPlanner:
     """Decides, once shapes and sizes are known, how many slots there will be."""
 
     options: RunOptions
@@ -58,7 +58,7 @@ class Chooser:
             free_bytes=account.expert_bytes,
             on_gpu=device.type != "cpu",
             by_device=by_device,
-            ahead=0 if options.prefetch == OFF else slots_for_guesses(shape, by_device),
+            ahead=0 if options.prefetch == OFF else prefetch_rows_for(shape, by_device),
         )
         if warning := self.plan.warning(parse(options.policy_spec).name):
             self.notes.append(warning)
