@@ -126,11 +126,16 @@ def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() 
         assert not live.lease.held
 
 
+class Idle:
+    """A driver that no layer reaches."""
+
+
 class Watched:
     """An engine that only notes what steps it is told of."""
 
     def __init__(self) -> None:
-        self.recorder, self.wants_tokens, self.owner = None, False, Owner()
+        self.wants_tokens, self.driver = False, Idle()
+        self.guard, self.stats = SimpleNamespace(owner=Owner()), SimpleNamespace(recorder=None)
         self.phases: list[Phase] = []
 
     def end(self, step: Step, _: float) -> None:
@@ -599,7 +604,7 @@ def test_a_capture_that_was_broken_off_serves_nothing_any_more(
         patch.setattr(kind, "serve", serve)
         with pytest.raises(KeyboardInterrupt):
             greedy(model, 3)
-        assert model.hotset.tracker.current().driver is None
+        assert model.hotset.tracker.current().driver.serve == model.hotset.engine.driver.serve
         assert call_a_layer(model).shape == (1, model.config.hidden_size)
         assert served == [1]
     assert greedy(model, 3) == greedy(stock, 3)
