@@ -28,10 +28,11 @@ from hotset.cache import Controller, SlotPlan
 from hotset.engine.batch import ExpertBatch
 from hotset.engine.step import Step
 from hotset.policies import parse
+from hotset.prefetch import plan_prefetch
 from hotset.runtime.guessing import IsNear
 from hotset.shape import ExpertKey
-from hotset.sim.ahead import simulate_ahead
 from hotset.sim.link import Link
+from hotset.sim.prefetch import simulate_prefetch
 from hotset.trace import Phase, Trace
 from hotset.transfer import Flight
 from hotset.transfer.readers import Load
@@ -137,12 +138,14 @@ def link_bytes_per_s(contender: Contender) -> float:
     return len(keys) * size / (time.perf_counter() - began)
 
 
-def foretold(trace: Trace, off: Contender, kind: str, link: Link) -> dict[str, float]:
-    """What the simulator makes of the same run."""
+def predicted(trace: Trace, off: Contender, way: Contender, link: Link) -> dict[str, float]:
+    """What the simulator makes of the same run, by the rules of the driver that served it."""
     plan = off.handle.engine.controller.plan
     cache = Controller(SlotPlan(plan.shape, plan.cached, plan.scope, plan.staging), parse("blend"))
-    auto = kind == "auto"
-    found = simulate_ahead(trace, cache, link, "gate" if auto else kind, slots=4, auto=auto)
+    auto = way.kind == "auto"
+    driver = way.handle.stats().get("driven_by", "cpu" if way.device == "cpu" else "host")
+    rules = plan_prefetch(driver, plan.shape, trial=auto)
+    found = simulate_prefetch(trace, cache, link, "gate" if auto else way.kind, rules)
     tokens = trace.count(Phase.DECODE)
     return {"stall_ms_per_token": 1e3 * found.stall_s / tokens, "ms_per_token": 1e3 * found.total_s / tokens}
 
@@ -150,7 +153,7 @@ def foretold(trace: Trace, off: Contender, kind: str, link: Link) -> dict[str, f
 def record(folder: Path, memory: str, device: str, ids: Any, tokens: int) -> Trace:
     """What one run routes, with what the next layers' routers would have said."""
     one = Contender(folder, memory, "off", device)
-    with one.handle.trace(guesses=1) as recorder:
+    with one.handle.trace(guesses=2) as recorder:
         one.answer(ids, tokens)
     one.handle.close()
     return recorder.finish()
@@ -168,7 +171,7 @@ def compare(folder: Path, memory: str, device: str, ids: Any, options: argparse.
     speed = link_bytes_per_s(off)
     compute_s = (statistics.median(off.ms[1:]) - statistics.median(off.stall_ms[1:])) / 1e3
     link = Link(speed, compute_s)
-    rows = [way.row(off) | {"simulated": foretold(trace, off, way.kind, link)} for way in ways]
+    rows = [way.row(off) | {"simulated": predicted(trace, off, way, link)} for way in ways]
     for way in ways:
         way.handle.close()
     return {"memory": memory, "link_bytes_per_s": speed, "compute_ms": 1e3 * compute_s, "rows": rows}

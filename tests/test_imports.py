@@ -114,6 +114,7 @@ ALLOWED = {
         "transfer",
         "store",
         "sim",
+        "prefetch",
         "cache",
         "forecasts",
         "profile",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from hotset.cache import Controller, Scope, SlotPlan
 from hotset.errors import HotsetError
 from hotset.policies import Admit, names
 from hotset.policies import parse as parse_policy
+from hotset.prefetch import plan_prefetch
 from hotset.shape import Budget, ModelShape
 from hotset.sim import Sweep, simulate
-from hotset.sim.ahead import simulate_ahead
 from hotset.sim.curve import lru_curve
 from hotset.sim.forecasting import evaluate
 from hotset.sim.link import Link, parse_duration, parse_speed
+from hotset.sim.prefetch import simulate_prefetch
 from hotset.trace import Event, Phase, Trace
 from hotset.trace.combine import concat, interleave
 
@@ -223,15 +225,9 @@ def look_ahead(rng: random.Random) -> object:
         return evaluate(trace, maybe(rng, ["previous"]), maybe(rng, (1, 2)), maybe(rng, 0.5))
     controller = Controller(SlotPlan(trace.shape, 4), parse_policy("lru"))
     link = Link(maybe(rng, 1e9), maybe(rng, 1e-3), maybe(rng, 0.0), maybe(rng, 0.5))
-    return simulate_ahead(
-        trace,
-        controller,
-        link,
-        maybe(rng, rng.choice(FORECASTS)),
-        slots=maybe(rng, 2),
-        distances=maybe(rng, 1),
-        least_chance=maybe(rng, 0.1),
-    )
+    plan = plan_prefetch(maybe(rng, "cpu"), trace.shape, rows=maybe(rng, 2))
+    plan = replace(plan, layers_ahead=maybe(rng, 1), min_probability=maybe(rng, 0.1))
+    return simulate_prefetch(trace, controller, link, maybe(rng, rng.choice(FORECASTS)), plan)
 
 
 def read_words(rng: random.Random) -> object:

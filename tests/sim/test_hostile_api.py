@@ -13,10 +13,11 @@ from sim_samples import random_trace
 from hotset.cache import Controller, Scope, SlotPlan
 from hotset.errors import HotsetError, TraceError
 from hotset.policies import Admit, parse
+from hotset.prefetch import plan_prefetch
 from hotset.shape import ModelShape
 from hotset.sim import Sweep, simulate
-from hotset.sim.ahead import simulate_ahead
 from hotset.sim.link import Link
+from hotset.sim.prefetch import simulate_prefetch
 from hotset.trace import Event, Phase
 
 STRESS = Path(__file__).parents[2] / "benchmarks" / "trust" / "api.py"
@@ -107,7 +108,7 @@ def test_events_and_grids_of_the_wrong_size_are_refused() -> None:
         with pytest.raises(HotsetError, match="a grid of numbers"):
             controller.preload(grid)  # type: ignore[arg-type]
     with pytest.raises(HotsetError, match="must be a whole number"):
-        simulate_ahead(trace, controller, Link(1e9, 1e-3), "previous", slots=-1)
+        simulate_prefetch(trace, controller, Link(1e9, 1e-3), "previous", plan_prefetch("cpu", trace.shape, rows=-1))
 
 
 def test_random_calls_return_or_are_refused() -> None:

@@ -11,12 +11,13 @@ import pytest
 from hotset.forecasts import Forecast, _kernel, names, parse
 from hotset.policies import eam
 from hotset.prefetch import trial
-from hotset.sim import ahead, forecasting
+from hotset.sim import _prefetch_loop as ahead
+from hotset.sim import forecasting
 
 LOOPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "steps": _kernel._ENTRIES,
     "judging": forecasting._TEMPLATES,
-    "guessing": ahead._TEMPLATES,
+    "guessing": ahead.TEMPLATES,
 }
 MORE: dict[str, tuple[Path, ...]] = {
     "steps": (),
@@ -60,7 +61,7 @@ def test_what_is_reached_is_more_than_one_file() -> None:
 
 @pytest.mark.parametrize("module", [ahead, forecasting, trial, eam, _kernel])
 def test_the_name_changes_with_each_source(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [*_kernel.sources_of(type(parse("best")), ahead._TEMPLATES), *MORE["guessing"]]
+    sources = [*_kernel.sources_of(type(parse("best")), ahead.TEMPLATES), *MORE["guessing"]]
     before = _kernel._digest(sources)
     assert _kernel._digest(sources) == before
     read = Path.read_bytes

@@ -11,9 +11,10 @@ from hotset.cache import Scope
 from hotset.cache.counters import Count
 from hotset.errors import BudgetError, HotsetError
 from hotset.policies import Admit
+from hotset.prefetch import plan_prefetch
 from hotset.shape import ModelShape
 from hotset.sim import Link, Sweep, count_jobs, simulate
-from hotset.sim.ahead import follow_replay
+from hotset.sim.prefetch import follow_replay
 from hotset.trace import Phase
 from hotset.trace.combine import interleave
 
@@ -152,7 +153,10 @@ def test_warm_forecasts_have_learnt_from_the_fit_requests():
     controller, _ = replay("lfu", fit.events(), 12)
     resident = controller.table.slot_of >= 0
     done = controller.replay(judged.events(), log=True)
-    expected = follow_replay(judged, done, link, "transition", slots=2, auto=False, resident=resident, taught=fit)
+    expected = follow_replay(
+        judged, done, link, "transition", plan_prefetch("cpu", judged.shape, rows=2, trial=False), resident=resident,
+        training_trace=fit,
+    )  # fmt: skip
     assert (row.in_time, row.late, row.wasted) == (expected.in_time, expected.late, expected.wasted)
     assert row.stall_s_per_token == pytest.approx(expected.stall_s / row.tokens)
 

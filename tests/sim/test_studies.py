@@ -14,13 +14,12 @@ from hotset.policies import parse
 from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import ModelShape
 from hotset.sim import studies
-from hotset.sim.ahead import Journey
 from hotset.sim.forecasting import evaluate
+from hotset.sim.prefetch import PrefetchResult
 from hotset.sim.studies import bytes as equal_bytes
 from hotset.sim.studies import capacity, policies, sensitivity, shift, users
 from hotset.sim.studies._runs import LINK, Layout, drive, layout, minus, warmed
 from hotset.sim.studies._traces import EXPERT_BYTES, Mix, mixes
-from hotset.sim.sweep import Sweep
 from hotset.trace import Phase, Trace
 from hotset.trace.combine import concat
 from hotset.trace.synth import SynthConfig, synthesise
@@ -271,7 +270,7 @@ def test_slots_for_guesses_come_out_of_the_same_memory(mix: Mix) -> None:
 def test_slots_for_guesses_are_as_many_everywhere() -> None:
     for top_k, slots in ((1, 1), (2, 2), (4, 4), (8, 4)):
         shape = ModelShape(8, 64, top_k)
-        assert prefetch_rows(Driver.CPU, shape) == Sweep().ahead_slots(shape) == layout(shape).ahead == slots
+        assert prefetch_rows(Driver.CPU, shape) == layout(shape).ahead == slots
     pytest.importorskip("torch")
     from hotset.models.budget import prefetch_rows_for
 
@@ -285,6 +284,6 @@ def test_judged_requests_are_none_of_the_first_half(mix: Mix) -> None:
 
 
 def test_the_rest_of_a_journey_ends_as_the_whole() -> None:
-    whole = Journey(5.0, 9.0, 7, 3, 2, 50.0, 40.0, 10.0, 8, 3, switched_off=True)
-    first = Journey(2.0, 4.0, 3, 1, 1, 20.0, 10.0, 5.0, 5, 1, switched_off=True)
-    assert minus(whole, first) == Journey(3.0, 5.0, 4, 2, 1, 30.0, 30.0, 5.0, 3, 3, switched_off=True)
+    whole = PrefetchResult(5.0, 9.0, 7, 3, 2, 50.0, 40.0, 10.0, 8, 3, switched_off=True)
+    first = PrefetchResult(2.0, 4.0, 3, 1, 1, 20.0, 10.0, 5.0, 5, 1, switched_off=True)
+    assert minus(whole, first) == PrefetchResult(3.0, 5.0, 4, 2, 1, 30.0, 30.0, 5.0, 3, 3, switched_off=True)

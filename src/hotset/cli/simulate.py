@@ -33,6 +33,7 @@ def simulate(
     latency: opt.Latency = "0us",
     expert_share: opt.ExpertShare = 0.5,
     prefetch: opt.Prefetch = "off",
+    driver: opt.Driver = None,
     prefetch_slots: opt.PrefetchSlots = None,
     ahead: opt.Ahead = None,
     plot: opt.Plot = None,
@@ -57,6 +58,7 @@ def simulate(
         prefill=_choice(prefill, "--prefill", _admissions()),
         link=_link(link, compute, latency, expert_share),
         prefetch=_prefetch(prefetch, link),
+        driver=None if driver is None else _choice(driver, "--driver", _drivers()),
         ahead=renamed(prefetch_slots, ahead, "--ahead", "--prefetch-slots"),
     )
     if plot:
@@ -141,7 +143,7 @@ def _link(speed: str | None, compute: str | None, latency: str, expert_share: fl
 
 def _prefetch(word: str, link: str | None) -> str:
     from hotset.forecasts import parse
-    from hotset.sim.ahead import AUTO, OFF, ORACLE
+    from hotset.sim.prefetch import AUTO, OFF, ORACLE
 
     if word != OFF and link is None:
         raise HotsetError("prefetch needs a modelled link: give --link (as 25GB/s) and --compute (as 4ms)")
@@ -166,3 +168,9 @@ def _admissions() -> dict[str, Any]:
     from hotset.policies import Admit
 
     return {admit.name.lower(): admit for admit in (Admit.FREE, Admit.ALWAYS, Admit.SCORE)}
+
+
+def _drivers() -> dict[str, Any]:
+    from hotset.prefetch import Driver
+
+    return {str(driver): driver for driver in Driver}

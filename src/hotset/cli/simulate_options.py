@@ -59,9 +59,19 @@ Prefetch = Annotated[
         help="Prefetch over the link: off, auto, oracle, or a forecast such as gate or best.", rich_help_panel=_LINK
     ),
 ]
+Driver = Annotated[
+    str | None,
+    typer.Option(
+        help="Whose rules prefetch follows: cpu | host (it drives a GPU) | device (the GPU drives itself). "
+        "None: device, where the trace has the routers' predictions of two layers and they predict; else cpu.",
+        rich_help_panel=_LINK,
+    ),
+]
 PrefetchSlots = Annotated[
     int | None,
-    typer.Option(help="Slots for prefetched experts, beside the cache.", min=1, rich_help_panel=_LINK),
+    typer.Option(
+        help="Slots for prefetched experts, beside the cache. None: as the driver.", min=1, rich_help_panel=_LINK
+    ),
 ]
 Ahead = Annotated[int | None, typer.Option("--ahead", hidden=True, min=1)]
 Plot = Annotated[

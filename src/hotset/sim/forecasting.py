@@ -73,7 +73,7 @@ class Evaluation:
         return asdict(self)
 
 
-class Story(NamedTuple):
+class EventArrays(NamedTuple):
     """A trace as the compiled loop walks over it."""
 
     start: Any
@@ -86,7 +86,7 @@ class Story(NamedTuple):
     step: Any
     bounds: Any  # int64 [passes + 1], tokens of each pass
     token_ids: Any  # int32 [tokens], or empty
-    guesses: Any  # int16 [tokens, layers, distances, width], or empty
+    predicted: Any  # int16 [tokens, layers, distances, width], what routers predicted, or empty
     ahead: Any  # int64 [events, distances], the event that many layers later, or -1
     judged: Any  # bool [events]
 
@@ -105,13 +105,13 @@ def evaluate(
     events = trace.events()
     judged, words = _judged(events, trace, fit)
     result = Evaluation(words)
-    story = tell(trace, events, judged)
+    arrays = arrays_of(trace, events, judged)
     for spec in names() if forecasts is None else texts(forecasts, "the forecasts") or names():
         forecast = parse(spec)
         if forecast.needs and getattr(trace, forecast.needs) is None:
             result.notes.append(f"{forecast.spec} is left out: the trace has no {forecast.needs.replace('_', ' ')}")
         else:
-            result.scores.extend(_scores(forecast, trace, story, known))
+            result.scores.extend(_scores(forecast, trace, arrays, known))
         advance()
     return result
 
@@ -143,10 +143,10 @@ def _judged(events: EventTable, trace: Trace, fit: float) -> tuple[npt.NDArray[n
     return chosen, f"{words}, in order, with everything before them learnt"
 
 
-def tell(trace: Trace, events: EventTable, judged: npt.NDArray[np.bool_]) -> Story:
+def arrays_of(trace: Trace, events: EventTable, judged: npt.NDArray[np.bool_]) -> EventArrays:
     """Lay a trace out for the compiled loop."""
     passes = np.flatnonzero(np.diff(trace.step, prepend=trace.step[0] - 1))
-    return Story(
+    return EventArrays(
         events.start, events.layer, events.tokens, events.phase, events.request, events.expert, events.count,
         events.step, np.append(passes, trace.tokens).astype(np.int64),
         np.empty(0, np.int32) if trace.token_ids is None else np.ascontiguousarray(trace.token_ids),
@@ -169,9 +169,9 @@ def _ahead(events: EventTable) -> npt.NDArray[np.int64]:
 def learn(forecast: Forecast, state: Any, trace: Trace) -> None:
     """Let a forecast see all events of a trace."""
     events = trace.events()
-    story = tell(trace, events, np.zeros(len(events), np.bool_))
+    arrays = arrays_of(trace, events, np.zeros(len(events), np.bool_))
     wanted = np.zeros(MAX_DISTANCE, np.bool_)
-    loop_of(type(forecast))(state, story, wanted, trace.shape.top_k, *_blank(trace), len(events))
+    loop_of(type(forecast))(state, arrays, wanted, trace.shape.top_k, *_blank(trace), len(events))
 
 
 def _blank(trace: Trace) -> tuple[Any, Any, Any, Any]:
@@ -183,19 +183,19 @@ def _blank(trace: Trace) -> tuple[Any, Any, Any, Any]:
     )  # fmt: skip
 
 
-def _scores(forecast: Forecast, trace: Trace, story: Story, distances: Sequence[int]) -> list[Score]:
+def _scores(forecast: Forecast, trace: Trace, arrays: EventArrays, distances: Sequence[int]) -> list[Score]:
     shape, run = trace.shape, loop_of(type(forecast))
     wanted = np.isin(np.arange(1, MAX_DISTANCE + 1), distances)
     sums, bins, *rest = _blank(trace)
-    run(forecast.start(shape), story, wanted, shape.top_k, sums, bins, *rest, len(story.layer))
-    us = _pace(forecast, trace, story, wanted, run)
+    run(forecast.start(shape), arrays, wanted, shape.top_k, sums, bins, *rest, len(arrays.layer))
+    us = _pace(forecast, trace, arrays, wanted, run)
     return [_score(forecast.spec, d, sums[d - 1], bins[d - 1], us) for d in distances]
 
 
-def _pace(forecast: Forecast, trace: Trace, story: Story, wanted: Any, run: Callable[..., None]) -> float:
+def _pace(forecast: Forecast, trace: Trace, arrays: EventArrays, wanted: Any, run: Callable[..., None]) -> float:
     """Microseconds of processor time per event to learn and to fill the chances, judging none; the better of two."""
-    shape, events = trace.shape, min(len(story.layer), _PACE_EVENTS)
-    blank = story._replace(judged=np.zeros_like(story.judged))
+    shape, events = trace.shape, min(len(arrays.layer), _PACE_EVENTS)
+    blank = arrays._replace(judged=np.zeros_like(arrays.judged))
     room = _blank(trace)
     taken = []
     for _ in range(2):
@@ -230,26 +230,26 @@ def _ratio(part: float, whole: float) -> float | None:
     return float(part / whole) if whole > 0 else None
 
 
-def recount_guesses(story: Story, event: int, scratch: Any, guesses: Any) -> None:
-    """Fill what the routers ahead made of this event's input; the guesses of several tokens are ranked by votes."""
-    distances, layers = story.guesses.shape[2], story.guesses.shape[1]
-    first, last = story.bounds[story.step[event]], story.bounds[story.step[event] + 1]
-    for d in range(guesses.shape[0]):
-        for r in range(guesses.shape[1]):
-            guesses[d, r] = -1
-        target = story.layer[event] + d + 1
+def load_predictions(arrays: EventArrays, event: int, scratch: Any, ranked: Any) -> None:
+    """Fill what the routers ahead made of this event's input; the predictions of several tokens are ranked by votes."""
+    distances, layers = arrays.predicted.shape[2], arrays.predicted.shape[1]
+    first, last = arrays.bounds[arrays.step[event]], arrays.bounds[arrays.step[event] + 1]
+    for d in range(ranked.shape[0]):
+        for r in range(ranked.shape[1]):
+            ranked[d, r] = -1
+        target = arrays.layer[event] + d + 1
         if d < distances and target < layers:
             if last - first == 1:
-                for r in range(min(story.guesses.shape[3], guesses.shape[1])):
-                    guesses[d, r] = story.guesses[first, target, d, r]
+                for r in range(min(arrays.predicted.shape[3], ranked.shape[1])):
+                    ranked[d, r] = arrays.predicted[first, target, d, r]
             else:
-                rank_votes(story.guesses[first:last, target, d], scratch, guesses[d])
+                rank_votes(arrays.predicted[first:last, target, d], scratch, ranked[d])
 
 
-def judge(story: Story, event: int, top_k: int, out: Any, used: Any, sums: Any, bins: Any) -> None:
+def judge(arrays: EventArrays, event: int, top_k: int, out: Any, used: Any, sums: Any, bins: Any) -> None:
     """Compare the chances of one event with what it used."""
-    experts = story.expert[story.start[event] : story.start[event + 1]]
-    picked = min(top_k * story.tokens[event], len(out))
+    experts = arrays.expert[arrays.start[event] : arrays.start[event + 1]]
+    picked = min(top_k * arrays.tokens[event], len(out))
     twice = min(2 * picked, len(out))
     for e in range(len(out)):
         used[e] = 0.0
@@ -281,33 +281,42 @@ def weigh(out: Any, used: Any, sums: Any, bins: Any) -> None:
 
 
 def loop(
-    state: Any, story: Story, wanted: Any, top_k: int, sums: Any, bins: Any, scratch: Any, guesses: Any, events: int
+    state: Any,
+    arrays: EventArrays,
+    wanted: Any,
+    top_k: int,
+    sums: Any,
+    bins: Any,
+    scratch: Any,
+    predicted: Any,
+    events: int,
 ) -> None:
     """Observe all events in order; after each, forecast the layers ahead and judge where that counts."""
     layers = sums.shape[1]
     for event in range(events):
-        low, high = story.start[event], story.start[event + 1]
-        step = story.step[event]
+        low, high = arrays.start[event], arrays.start[event + 1]
+        step = arrays.step[event]
         token = -1
-        if len(story.token_ids) > 0 and story.bounds[step + 1] - story.bounds[step] == 1:
-            token = story.token_ids[story.bounds[step]]
-        if story.guesses.shape[0] > 0:
-            recount_guesses(story, event, scratch[0], guesses)
+        if len(arrays.token_ids) > 0 and arrays.bounds[step + 1] - arrays.bounds[step] == 1:
+            token = arrays.token_ids[arrays.bounds[step]]
+        if arrays.predicted.shape[0] > 0:
+            load_predictions(arrays, event, scratch[0], predicted)
         seen = Seen(
-            story.layer[event], story.expert[low:high], story.count[low:high], story.tokens[event],
-            story.phase[event], story.request[event], token, guesses[:, : guesses.shape[1] * (len(story.guesses) > 0)],
+            arrays.layer[event], arrays.expert[low:high], arrays.count[low:high], arrays.tokens[event],
+            arrays.phase[event], arrays.request[event], token,
+            predicted[:, : predicted.shape[1] * (len(arrays.predicted) > 0)],
         )  # fmt: skip
         observe(state, seen)
         for d in range(len(wanted)):
             if wanted[d]:
                 target = (seen.layer + d + 1) % layers
                 chances(state, seen, target, d + 1, scratch[0])
-                there = story.ahead[event, d]
-                if there >= 0 and story.judged[there]:
-                    judge(story, there, top_k, scratch[0], scratch[1], sums[d, target], bins[d])
+                there = arrays.ahead[event, d]
+                if there >= 0 and arrays.judged[there]:
+                    judge(arrays, there, top_k, scratch[0], scratch[1], sums[d, target], bins[d])
 
 
-_TEMPLATES = (recount_guesses, weigh, judge, loop)
+_TEMPLATES = (load_predictions, weigh, judge, loop)
 _MADE: dict[type[Forecast], Callable[..., None]] = {}
 
 

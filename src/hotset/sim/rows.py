@@ -35,7 +35,8 @@ class Row:
     stall_s_per_token: float | None = None
     time_s_per_token: float | None = None
     tokens_per_s: float | None = None
-    prefetch: str | None = None  # the forecast that fetched ahead
+    prefetch: str | None = None  # the forecast that predicted
+    driver: str | None = None  # whose rules prefetch followed
     ahead_slots: int | None = None  # beside the cache
     in_time: int | None = None  # experts that came before they were asked for
     late: int | None = None

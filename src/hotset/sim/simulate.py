@@ -17,8 +17,8 @@ from hotset.checks import instance, shown, text
 from hotset.errors import HotsetError
 from hotset.policies import Grid
 from hotset.policies.belady import Belady
-from hotset.sim.ahead import OFF, Resident, chosen_forecast, follow_replay
 from hotset.sim.link import Link
+from hotset.sim.prefetch import OFF, Resident, chosen_forecast, follow_replay
 from hotset.sim.rows import Row
 from hotset.sim.sweep import Job, Sweep, has_warm_rows, jobs, notes
 from hotset.trace import Phase, Trace
@@ -122,34 +122,35 @@ def _cold(name: str, job: Job, part: _Part, sweep: Sweep) -> list[Row]:
 
 
 def _judge(
-    name: str, job: Job, part: _Part, controller: Controller, sweep: Sweep, taught: Trace | None = None
+    name: str, job: Job, part: _Part, controller: Controller, sweep: Sweep, training_trace: Trace | None = None
 ) -> list[Row]:
-    """The rows of a replay; where there are guesses, its misses with some of them fetched ahead."""
+    """The rows of a replay; with prefetch, its misses with some of them brought before they are asked for."""
     ahead = sweep.link is not None and sweep.prefetch != OFF
     resident = controller.table.slot_of >= 0
     done = controller.replay(part.events, log=ahead)
     rows = _rows(name, job, part, done, sweep)
     for row in rows:
         if ahead and row.phase == "decode":
-            _add_guesses(row, part, done, sweep, resident, taught)
+            _add_prefetch(row, part, done, sweep, resident, training_trace)
     return rows
 
 
-def _add_guesses(
-    row: Row, part: _Part, done: Replayed, sweep: Sweep, resident: Resident, taught: Trace | None
+def _add_prefetch(
+    row: Row, part: _Part, done: Replayed, sweep: Sweep, resident: Resident, training_trace: Trace | None
 ) -> None:  # fmt: skip
     assert sweep.link is not None  # noqa: S101 - asked for only with one
     forecast, auto = chosen_forecast(part.trace, sweep.prefetch)
-    slots = sweep.ahead_slots(part.trace.shape)
-    journey = follow_replay(
-        part.trace, done, sweep.link, forecast, slots=slots, auto=auto, resident=resident, taught=taught
+    plan = sweep.prefetch_plan(part.trace)
+    result = follow_replay(
+        part.trace, done, sweep.link, forecast, plan, resident=resident, training_trace=training_trace
     )
-    row.prefetch, row.ahead_slots = forecast + (" (auto)" if auto else ""), slots
-    row.in_time, row.late, row.wasted = journey.in_time, journey.late, journey.wasted
-    row.wasted_bytes_per_token = journey.wasted_bytes / row.tokens
-    row.stall_s_per_token = journey.stall_s / row.tokens
-    row.time_s_per_token = journey.total_s / row.tokens
-    row.tokens_per_s = row.tokens / journey.total_s
+    row.prefetch, row.ahead_slots = forecast + (" (auto)" if auto else ""), plan.rows
+    row.driver = plan.driver.value
+    row.in_time, row.late, row.wasted = result.in_time, result.late, result.wasted
+    row.wasted_bytes_per_token = result.wasted_bytes / row.tokens
+    row.stall_s_per_token = result.stall_s / row.tokens
+    row.time_s_per_token = result.total_s / row.tokens
+    row.tokens_per_s = row.tokens / result.total_s
 
 
 def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[Row]:

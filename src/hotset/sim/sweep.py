@@ -11,9 +11,10 @@ from hotset.checks import choice, instance, number, put, shown, text, texts, who
 from hotset.errors import BudgetError, HotsetError, PolicyError
 from hotset.forecasts import parse as parse_forecast
 from hotset.policies import Admit, Policy, parse
-from hotset.prefetch import Driver, prefetch_rows
-from hotset.shape import MAX_SLOTS, Budget, ModelShape
+from hotset.prefetch import Driver, PrefetchPlan, plan_prefetch
+from hotset.shape import MAX_SLOTS, Budget
 from hotset.sim.link import Link
+from hotset.sim.prefetch import AUTO, OFF, ORACLE, check_driver, chosen_forecast, driver_for
 from hotset.trace import Trace
 from hotset.trace.run import Run
 
@@ -42,8 +43,9 @@ class Sweep:
     fit: float = 0.5  # share of requests that a warm start has seen
     seed: int = 0
     link: Link | None = None
-    prefetch: str = "off"  # auto, oracle, or a forecast: what is fetched ahead over the link
-    ahead: int | None = None  # slots for guesses, beside the cache
+    prefetch: str = "off"  # auto, oracle, or a forecast: what is prefetched over the link
+    driver: Driver | None = None  # whose rules prefetch follows; none named: see `hotset.sim.prefetch.driver_for`
+    ahead: int | None = None  # rows for prefetched experts, beside the cache
 
     def __post_init__(self) -> None:
         if self.policies is not None:
@@ -62,8 +64,10 @@ class Sweep:
             raise HotsetError(f'the mode must be "batch" or "turns", not {shown(self.mode)}')
         if self.link is not None:
             instance(self.link, Link, "the link")
-        if text(self.prefetch, "prefetch") not in ("auto", "off", "oracle"):
+        if text(self.prefetch, "prefetch") not in (AUTO, OFF, ORACLE):
             parse_forecast(self.prefetch)
+        if self.driver is not None:
+            put(self, driver=choice(self.driver, Driver, "the driver"))
         if self.ahead is not None:
             put(self, ahead=whole(self.ahead, "the number of slots for guesses", 0, _MOST_AHEAD, BudgetError))
 
@@ -81,9 +85,12 @@ class Sweep:
             tuple(self.budgets or (*BUDGETS, *slots)),
         )
 
-    def ahead_slots(self, shape: ModelShape) -> int:
-        """The slots for guesses: as asked for, or what an engine takes."""
-        return prefetch_rows(Driver.CPU, shape) if self.ahead is None else self.ahead
+    def prefetch_plan(self, trace: Trace) -> PrefetchPlan:
+        """The rules that prefetch follows on a trace, with the rows that were asked for."""
+        forecast, trial = chosen_forecast(trace, self.prefetch)
+        driver = driver_for(trace, self.prefetch) if self.driver is None else self.driver
+        check_driver(driver, trace, forecast)
+        return plan_prefetch(driver, trace.shape, rows=self.ahead, trial=trial)
 
     def asked_for(self) -> list[Policy]:
         """The named policies, once each, and the bound."""
@@ -168,6 +175,26 @@ def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
     if any(policy.name == "static" for policy in asked):
         warm = "its rows are warm ones" if has_warm_rows(trace, sweep) else "here the first that come stay for good"
         lines.append(f"{name}: static needs counts of earlier requests: {warm}")
+    return lines + _about_prefetch(name, trace, sweep)
+
+
+def _about_prefetch(name: str, trace: Trace, sweep: Sweep) -> list[str]:
+    """Whose rules prefetch follows."""
+    if sweep.link is None or sweep.prefetch == OFF:
+        return []
+    plan = sweep.prefetch_plan(trace)
+    who = {
+        Driver.CPU: "on a CPU",
+        Driver.HOST: "on a GPU that the host drives",
+        Driver.DEVICE: "on a GPU that drives itself",
+    }
+    layers = "one layer" if plan.reach == 1 else f"{plan.reach} layers"
+    lines = [f"{name}: prefetch as {who[plan.driver]}: {layers} ahead, {plan.rows} rows (--driver names another)"]
+    recorded = 0 if trace.guesses is None else trace.guesses.shape[2]
+    if plan.predicted_only and sweep.prefetch != ORACLE and recorded < plan.reach:
+        lines.append(
+            f"{name}: the routers' predictions reach {recorded} of them: record with --record-lookahead {plan.reach}"
+        )
     return lines
 
 

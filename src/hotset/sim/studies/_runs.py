@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 from hotset.cache import Controller, SlotPlan
 from hotset.forecasts import names, parse
 from hotset.policies import parse as parse_policy
-from hotset.prefetch import MIN_PROBABILITY, Driver, prefetch_rows
+from hotset.prefetch import MIN_PROBABILITY, Driver, plan_prefetch, prefetch_rows
 from hotset.shape import ModelShape
-from hotset.sim.ahead import Journey, simulate_ahead
 from hotset.sim.link import Link
+from hotset.sim.prefetch import PrefetchResult, simulate_prefetch
 from hotset.sim.studies._traces import Mix
 from hotset.trace import Phase, Trace
 
@@ -77,34 +77,34 @@ def drive(
     distances: int = 1,
     least_chance: float = MIN_PROBABILITY,
 ) -> Outcome:
-    """Replay with guesses over the link and count the second half."""
+    """Replay with prefetch over the link, by the rules of a CPU, and count the second half."""
 
-    def journey(trace: Trace) -> Journey:
-        cache = controller(trace.shape, policy, room.cached)
-        return simulate_ahead(
-            trace, cache, link, forecast, slots=room.ahead, auto=auto, distances=distances, least_chance=least_chance
-        )
+    plan = plan_prefetch(Driver.CPU, mix.fit.shape, rows=room.ahead, trial=auto)
+    plan = replace(plan, layers_ahead=distances, min_probability=least_chance)
 
-    rest = minus(journey(mix.whole), journey(mix.fit))
+    def run(trace: Trace) -> PrefetchResult:
+        return simulate_prefetch(trace, controller(trace.shape, policy, room.cached), link, forecast, plan)
+
+    rest = minus(run(mix.whole), run(mix.fit))
     return outcome(rest, mix.tokens, hit_rate(mix, policy, room.cached))
 
 
-def minus(whole: Journey, first: Journey) -> Journey:
-    """The journey after its first part: a replay knows no future, so both begin alike."""
-    sums = {f.name: getattr(whole, f.name) - getattr(first, f.name) for f in fields(Journey)}
+def minus(whole: PrefetchResult, first: PrefetchResult) -> PrefetchResult:
+    """The result after its first part: a replay knows no future, so both begin alike."""
+    sums = {f.name: getattr(whole, f.name) - getattr(first, f.name) for f in fields(PrefetchResult)}
     at_the_end = {"layers_switched_off": whole.layers_switched_off, "switched_off": whole.switched_off}
-    return Journey(**sums | at_the_end)
+    return PrefetchResult(**sums | at_the_end)
 
 
-def outcome(journey: Journey, tokens: int, hits: float) -> Outcome:
-    """A journey per new token."""
+def outcome(result: PrefetchResult, tokens: int, hits: float) -> Outcome:
+    """A result per new token."""
     return Outcome(
         hit_rate=hits,
-        stall_ms=1000 * journey.stall_s / tokens,
-        tokens_per_s=tokens / journey.total_s,
-        demand_bytes=journey.demand_bytes / tokens,
-        guessed_bytes=journey.guessed_bytes / tokens,
-        wasted_bytes=journey.wasted_bytes / tokens,
+        stall_ms=1000 * result.stall_s / tokens,
+        tokens_per_s=tokens / result.total_s,
+        demand_bytes=result.demand_bytes / tokens,
+        guessed_bytes=result.prefetched_bytes / tokens,
+        wasted_bytes=result.wasted_bytes / tokens,
     )
 
 

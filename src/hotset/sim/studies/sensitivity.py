@@ -9,11 +9,11 @@ from typing import Any
 
 from hotset.cache.learning import PRIOR_TOKENS, prime
 from hotset.policies.eam import CAPACITY
-from hotset.prefetch import MIN_PROBABILITY, Driver, prefetch_rows
+from hotset.prefetch import MIN_PROBABILITY, Driver, plan_prefetch, prefetch_rows
 from hotset.profile import Fingerprint
 from hotset.profile.fold import profile_of
 from hotset.profile.profile import UNKNOWN
-from hotset.sim.ahead import simulate_ahead
+from hotset.sim.prefetch import simulate_prefetch
 from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
 from hotset.sim.studies._runs import LINK, LINK_WORDS, SHARE, Outcome, controller, drive, layout, outcome
 from hotset.sim.studies._traces import SPLIT, Mix, mixes
@@ -117,8 +117,9 @@ def run(mix: Mix, setting: Setting) -> Outcome:
     for cache in caches:
         prime(cache, profile, setting.prior)
     hits = caches[0].replay(mix.test.events()).counters.hit_rate(Phase.DECODE)
-    journey = simulate_ahead(mix.test, caches[1], LINK, setting.forecast, slots=room.ahead, auto=False)
-    return outcome(journey, mix.tokens, hits)
+    plan = plan_prefetch(Driver.CPU, mix.test.shape, rows=room.ahead, trial=False)
+    result = simulate_prefetch(mix.test, caches[1], LINK, setting.forecast, plan)
+    return outcome(result, mix.tokens, hits)
 
 
 def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, parse
-from hotset.sim.forecasting import BINS, HITS, SUMS, USED, loop_of, tell
+from hotset.sim.forecasting import BINS, HITS, SUMS, USED, arrays_of, loop_of
 from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
 from hotset.sim.studies._runs import controller, forecasts_for, layout
 from hotset.sim.studies._traces import shuffled
@@ -140,7 +140,7 @@ def recalls(spec: str, requests: list[Trace]) -> Rates:
     for number, trace in enumerate(requests):
         events = trace.events()
         events.request[:] = number  # alone, every request is number 0
-        story = tell(trace, events, events.phase == Phase.DECODE)
+        story = arrays_of(trace, events, events.phase == Phase.DECODE)
         sums, bins = np.zeros((MAX_DISTANCE, shape.layers, SUMS)), np.zeros((MAX_DISTANCE, BINS, 3))
         scratch, guesses = np.zeros((2, shape.experts)), np.empty((MAX_DISTANCE, shape.experts), np.int16)
         wanted = np.arange(MAX_DISTANCE) == 0
