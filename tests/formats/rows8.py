@@ -38,6 +38,7 @@ class Rows8(WeightFormat):
     """int8 [outputs, inputs] and float32 [outputs]."""
 
     name: ClassVar[str] = "rows8"
+    methods: ClassVar[tuple[str, ...]] = ("rows8-by-hand",)
     multiple: int = 1  # of inputs
 
     def parts(self, outputs: int, inputs: int) -> tuple[FormatPart, ...]:

@@ -6,6 +6,7 @@ The format is registered, and not a line outside its own file knows of it.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import encoded_models  # noqa: E402
 from rows8 import Rows8  # noqa: E402
+from rows8 import encoded as encode_matrix  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 import hotset  # noqa: E402
@@ -107,6 +109,30 @@ def test_a_checkpoint_runs_packed(encoded: Path, decoded: Path, expected: Any, d
     dense.hotset.close()
 
 
+def test_a_checkpoint_that_says_how_it_is_quantised(encoded: Path, expected: Any, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(encoded, tmp_path / "model"))
+    encoded_models.edit_config(folder, quantization_config={"quant_method": "rows8-by-hand"})
+    pack(folder, tmp_path / "pack", dtype="float32")
+    for path in (folder, tmp_path / "pack"):
+        model = hotset.load(path, memory="50%", device="cpu", dtype=torch.float32)
+        assert torch.allclose(logits(model), expected, atol=1e-4)
+        model.hotset.close()
+    encoded_models.edit_config(folder, quantization_config={"quant_method": "rows9"})
+    with pytest.raises(ModelError, match="quantised by rows9"):
+        hotset.load(folder, memory="50%", device="cpu", dtype=torch.float32)
+
+
+def test_other_weights_in_a_format_are_refused(encoded: Path, tmp_path: Path) -> None:
+    folder, name = Path(shutil.copytree(encoded, tmp_path / "model")), "model.layers.1.self_attn.q_proj.weight"
+    tensors = load_file(folder / "model.safetensors")
+    values, scales = encode_matrix(tensors[name])
+    save_file(
+        tensors | {name: values, f"{name}_scale": scales}, folder / "model.safetensors", metadata={"format": "pt"}
+    )
+    with pytest.raises(ModelError, match=r"q_proj\.weight is stored as rows8, and hotset reads experts alone"):
+        hotset.load(folder, memory="50%", device="cpu", dtype=torch.float32)
+
+
 def test_bfloat16_rounds_once(encoded: Path, decoded: Path) -> None:
     packed = hotset.load(encoded, memory="50%", device="cpu", dtype=torch.bfloat16)
     dense = hotset.load(decoded, memory="50%", device="cpu", dtype=torch.bfloat16)
@@ -190,8 +216,6 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_tensors_that_do_not_fit_are_named(encoded: Path, tmp_path: Path, damage: dict[str, Any]) -> None:
-    import shutil
-
     folder = Path(shutil.copytree(encoded, tmp_path / "damaged"))
     tensors = load_file(folder / "model.safetensors") | damage
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}

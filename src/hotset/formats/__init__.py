@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from hotset.store import Matrix, Part, SlotLayout
 
 __all__ = [
     "Encoded", "FormatPart", "StoredModule", "TileLoader", "Weight", "WeightFormat", "element_type", "find",
-    "laid_out", "names", "parse", "register", "weight_of",
+    "laid_out", "methods", "names", "parse", "register", "weight_of",
 ]  # fmt: skip
 
 MAX_LETTERS = 200
@@ -39,8 +40,18 @@ _registered: dict[str, type[WeightFormat]] = {}
 
 def names() -> list[str]:
     """All formats, by name, without importing them."""
-    files = {module.name for module in iter_modules(__path__) if module.name != "base" and module.name[0] != "_"}
-    return sorted(files | set(_registered))
+    return sorted({*_files(), *_registered})
+
+
+@cache
+def _files() -> frozenset[str]:
+    found = (module.name for module in iter_modules(__path__))
+    return frozenset(name for name in found if name != "base" and not name.startswith("_"))
+
+
+def methods() -> set[str]:
+    """The `quant_method` of all checkpoints that some format reads."""
+    return {method for name in names() for method in _class(name).methods}
 
 
 def register(format_class: type[WeightFormat]) -> Callable[[], None]:

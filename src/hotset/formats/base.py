@@ -81,6 +81,7 @@ class WeightFormat(ABC):
     """How a matrix is encoded."""
 
     name: ClassVar[str]
+    methods: ClassVar[tuple[str, ...]] = ()  # the `quant_method` of checkpoints that have it; transformers reads others
     dtype: str = "bfloat16"  # the type that is computed in
 
     def __post_init__(self) -> None:

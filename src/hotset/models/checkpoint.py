@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hotset.errors import ModelError, StoreError
-from hotset.models.encoded import fold
+from hotset.models.encoded import EncodedTensor, fold
 from hotset.store.header import StoredTensor, read_header
 
 
@@ -90,6 +90,12 @@ def parameter_sources(
         if name not in known and key in known:
             name, pattern = rename_source_key(key, [], [], base_model_prefix=prefix, meta_state_dict=known)
         names = [name] if pattern is None else _targets(name, by_pattern[pattern])
+        tensor = stored[key]
+        if isinstance(tensor, EncodedTensor) and not wanted & set(names) and any(one in known for one in names):
+            raise ModelError(
+                f"{key} is stored as {tensor.format.name}, and hotset reads experts alone from that: use a "
+                "checkpoint whose other weights are plain"
+            )
         for target in names:
             if target in wanted:
                 converter = by_pattern[pattern] if pattern else None
@@ -98,7 +104,7 @@ def parameter_sources(
                     raise ModelError(
                         f"the checkpoint holds {target} twice, the second time in {key}: remove one of them"
                     )
-                source.tensors.setdefault(pattern or key, []).append(stored[key])
+                source.tensors.setdefault(pattern or key, []).append(tensor)
     absent = sorted(wanted - set(found))
     if absent:
         raise ModelError(

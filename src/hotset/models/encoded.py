@@ -6,13 +6,15 @@ So the library's mapping from stored names to parameters serves them too: it see
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hotset.errors import ModelError
 from hotset.formats import Encoded, StoredModule, WeightFormat, find
 from hotset.store.header import StoredTensor
 
+HIDDEN = "_hotset_quantization"
+"""Where a config keeps how its checkpoint is quantised, if transformers is not to know."""
 REMEDY = "the checkpoint is damaged, or in a variant of the format that hotset does not know"
 
 
@@ -20,8 +22,8 @@ REMEDY = "the checkpoint is damaged, or in a variant of the format that hotset d
 class EncodedTensor(StoredTensor):
     """A matrix as if it were one tensor of plain numbers, with the tensors that it is made of."""
 
-    format: WeightFormat | None = None
-    parts: tuple[StoredTensor, ...] = ()
+    format: WeightFormat = field(kw_only=True)
+    parts: tuple[StoredTensor, ...] = field(kw_only=True)
 
 
 def fold(stored: Mapping[str, StoredTensor], config: Any, dtype: str) -> dict[str, StoredTensor]:
@@ -42,7 +44,7 @@ def fold(stored: Mapping[str, StoredTensor], config: Any, dtype: str) -> dict[st
 
 
 def _settings(config: Any) -> Mapping[str, Any]:
-    found = getattr(config, "quantization_config", None) or {}
+    found = getattr(config, HIDDEN, None) or getattr(config, "quantization_config", None) or {}
     settings: Mapping[str, Any] = found if isinstance(found, dict) else found.to_dict()
     return settings
 
@@ -59,7 +61,9 @@ def _encoded(name: str, found: Encoded, tensors: Mapping[str, StoredTensor]) -> 
                 f"{wanted.dtype} {list(shape)}: {REMEDY}"
             )
     first, size = min(parts, key=lambda part: part.offset), sum(part.size_bytes for part in parts)
-    return EncodedTensor(first.file, found.format.dtype, found.shape, first.offset, size, name, found.format, parts)
+    return EncodedTensor(
+        first.file, found.format.dtype, found.shape, first.offset, size, name, format=found.format, parts=parts
+    )
 
 
 def rows_of(tensor: StoredTensor, first: int, last: int) -> StoredTensor:
@@ -68,7 +72,7 @@ def rows_of(tensor: StoredTensor, first: int, last: int) -> StoredTensor:
     if isinstance(tensor, EncodedTensor):
         parts = tuple(rows_of(part, first, last) for part in tensor.parts)
         at, size = min(part.offset for part in parts), sum(part.size_bytes for part in parts)
-        return EncodedTensor(tensor.file, tensor.dtype, shape, at, size, tensor.name, tensor.format, parts)
+        return replace(tensor, shape=shape, offset=at, size_bytes=size, parts=parts)
     row_bytes = tensor.size_bytes // tensor.shape[0]
     start, size = tensor.offset + first * row_bytes, (last - first) * row_bytes
     return StoredTensor(tensor.file, tensor.dtype, shape, start, size, tensor.name)

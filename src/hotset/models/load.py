@@ -40,7 +40,7 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
         raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
     bound_library_caches()
     planner = MemoryPlanner(options)
-    lean = LeanLoad(keep=planner)
+    lean = LeanLoad(keep=planner, device_kind=torch_device(options.device).type)
     refuse_absurd_sizes(model)
     keywords = {
         "dtype": options.dtype,

@@ -21,6 +21,7 @@ from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import dtype_name
 from hotset.models.plausible import refuse_absurd_sizes
+from hotset.models.quantised import keep_encoded
 from hotset.models.site import Site
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
@@ -127,7 +128,8 @@ def survey(model: str, dtype: str | None = None, auto_class: Any = None, *, trus
     try:
         with suppress(_EnoughError), refusing_own_code(model), lean_loading(found):
             config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-            _widen(getattr(config, "quantization_config", None))
+            if not keep_encoded(config):
+                _widen(getattr(config, "quantization_config", None))
             (auto_class or AutoModelForCausalLM).from_pretrained(
                 model, config=config, dtype=dtype or "auto", trust_remote_code=trust_remote_code
             )

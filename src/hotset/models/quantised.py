@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from hotset.errors import ModelError
+from hotset.formats import methods
+from hotset.models.encoded import HIDDEN
 
 _CONFIGS = {"fp8": "FineGrainedFP8Config", "mxfp4": "Mxfp4Config"}
 
@@ -21,6 +23,8 @@ def dequantising(model: str, options: dict[str, Any]) -> tuple[dict[str, Any], l
     method = _method(config)
     if method is None:
         return {}, []
+    if keep_encoded(config):
+        return {"config": config}, []
     if method not in _CONFIGS:
         raise ModelError(
             f"this checkpoint is quantised by {method}, which hotset cannot take apart by expert: use the original "
@@ -30,6 +34,15 @@ def dequantising(model: str, options: dict[str, Any]) -> tuple[dict[str, Any], l
         raise ModelError(f"transformers needs accelerate to read {method} weights: pip install accelerate")
     note = f"the checkpoint's {method} weights are dequantised as they are loaded; hotset pack does it once for all"
     return {"quantization_config": getattr(transformers, _CONFIGS[method])(dequantize=True)}, [note]
+
+
+def keep_encoded(config: Any) -> bool:
+    """Hide from transformers how a checkpoint is quantised, if a weight format of ours reads it; returns whether so."""
+    if _method(config) not in methods():
+        return False
+    setattr(config, HIDDEN, config.quantization_config)
+    del config.quantization_config
+    return True
 
 
 _HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "trust_remote_code")
