@@ -30,6 +30,7 @@ from hotset.cache import warm_pin  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
 from hotset.cache.supervisor import Supervisor  # noqa: E402
+from hotset.engine.build import stock_engine  # noqa: E402
 from hotset.engine.device import capture  # noqa: E402
 from hotset.engine.device.capture import Capture, WarmUp  # noqa: E402
 from hotset.engine.device.variant import lookahead_key  # noqa: E402
@@ -37,10 +38,9 @@ from hotset.engine.engine import Engine  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.forecasts import parse as parse_forecast  # noqa: E402
+from hotset.models.generate_arguments import GenerateArguments  # noqa: E402
 from hotset.models.static_caches import static_cache  # noqa: E402
 from hotset.models.tracker import StepTracker  # noqa: E402
-from hotset.models.wishes import GenerateArguments  # noqa: E402
-from hotset.owner import Owner  # noqa: E402
 from hotset.prefetch import PrefetchTrial  # noqa: E402
 from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
@@ -126,31 +126,11 @@ def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() 
         assert not live.lease.held
 
 
-class Idle:
-    """A driver that no layer reaches."""
-
-
-class Watched:
-    """An engine that only notes what steps it is told of."""
-
-    def __init__(self) -> None:
-        self.wants_tokens, self.driver = False, Idle()
-        self.guard, self.stats = SimpleNamespace(owner=Owner()), SimpleNamespace(recorder=None)
-        self.phases: list[Phase] = []
-
-    def end(self, step: Step, _: float) -> None:
-        self.phases.append(step.phase)
-
-    def abandon(self, step: Step) -> None:
-        self.phases.append(step.phase)
-
-    def catch_up(self) -> None:
-        pass
-
-
 def test_a_static_cache_is_not_asked_for_its_length_at_every_token(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, asked = Watched(), []
-    detach = StepTracker(watched).attach(stock)  # type: ignore[arg-type]
+    engine, phases, asked = stock_engine(a_controller(), []), [], []
+    monkeypatch.setattr(engine, "end", lambda step, _: phases.append(step.phase))
+    monkeypatch.setattr(engine, "abandon", lambda step: phases.append(step.phase))
+    detach = StepTracker(engine).attach(stock)
     cache = static_cache(stock.config, 16)
     plain = type(cache).get_seq_length
     one = torch.tensor([[7]], device=DEVICE)
@@ -158,7 +138,8 @@ def test_a_static_cache_is_not_asked_for_its_length_at_every_token(stock: Any, m
     def run(tokens: Any) -> Phase:
         with torch.no_grad():
             stock(input_ids=tokens, past_key_values=cache)
-        return watched.phases[-1]
+        found: Phase = phases[-1]
+        return found
 
     from hotset.models import tracker
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,25 @@ def test_the_rotation_of_a_capture_is_that_of_its_thread_alone(monkeypatch: pyte
         thread.start()
         thread.join()
     assert found == ["plain"]
+
+
+def loudness() -> tuple[Any, ...]:
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    return (*bars, logging.get_verbosity(), hub_logging.get_verbosity(), getLogger("hotset").level, warnings.filters[:])
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_libraries_are_quiet_for_the_length_of_a_command(progress: bool) -> None:
+    before = loudness()
+    with pytest.raises(KeyboardInterrupt), patches.libraries_quiet(progress=progress):  # noqa: PT012
+        assert loudness()[2:] != before[2:]
+        assert loudness()[0] is (progress and before[0])
+        raise KeyboardInterrupt
+    assert loudness() == before
 
 
 def test_all_are_undone_newest_first_whatever_one_of_them_raises() -> None:

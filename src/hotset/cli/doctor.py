@@ -72,15 +72,14 @@ def _model(model: str | None, trust_remote_code: bool) -> tuple[Found | None, di
     if model is None:
         return None, None
     from hotset.cli.doctor_model import needs, peek
-    from hotset.cli.loading import silence_libraries
+    from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
     from hotset.generation.text_model import locate
 
     place = locate(model)
 
     def look() -> Found:
-        silence_libraries()
-        with translate_errors(place, "load the model", LOADING):
+        with quiet_libraries(), translate_errors(place, "load the model", LOADING):
             return peek(place, trust_remote_code)
 
     found = _probe(look)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging as python_logging
 import sys
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import typer
 
@@ -21,22 +19,23 @@ from hotset.options import RunOptions
 @contextmanager
 def loaded_model(options: RunOptions) -> Iterator[TextModel]:
     """A model for the length of a block."""
-    with InterruptGuard() as guard:
-        need_transformers()
-        silence_libraries()
-        with libraries_silent():
-            text_model = TextModel.load(options, guard.check)
-    notes = text_model.handle.notes
-    told = _tell(notes)
-    try:
-        with translate_errors(text_model.place, "run the model", RUNNING, passing=(typer.Exit, typer.Abort)):
-            yield text_model
-    finally:
+    with ExitStack() as stack:
+        with InterruptGuard() as guard:
+            need_transformers()
+            stack.enter_context(quiet_libraries())
+            with libraries_silent():
+                text_model = TextModel.load(options, guard.check)
+        notes = text_model.handle.notes
+        told = _tell(notes)
         try:
-            with saving():  # what was learnt
-                text_model.close()
+            with translate_errors(text_model.place, "run the model", RUNNING, passing=(typer.Exit, typer.Abort)):
+                yield text_model
         finally:
-            _tell(notes[told:])
+            try:
+                with saving():  # what was learnt
+                    text_model.close()
+            finally:
+                _tell(notes[told:])
 
 
 def _tell(remarks: list[str]) -> int:
@@ -46,16 +45,8 @@ def _tell(remarks: list[str]) -> int:
     return len(remarks)
 
 
-def silence_libraries() -> None:
-    """Keep the libraries' warnings to themselves, and their progress bars where stderr is no terminal."""
-    from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-    from transformers.utils import logging
+def quiet_libraries() -> AbstractContextManager[None]:
+    """A context in which libraries warn of nothing, and have progress bars only where stderr is a terminal."""
+    from hotset.models.patches import libraries_quiet
 
-    warnings.simplefilter("ignore")
-    python_logging.getLogger("hotset").setLevel(python_logging.ERROR)  # its remarks are printed as notes
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        disable_progress_bars()
+    return libraries_quiet(progress=sys.stderr.isatty())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,19 +57,21 @@ def pack(
 
 
 def _pack(model: str, out: Path, dtype: str, trust_remote_code: bool, as_json: bool) -> None:
-    from hotset.cli.loading import silence_libraries
+    from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
     from hotset.generation.text_model import locate
     from hotset.shape import format_size
 
     place = locate(model)
-    try:
-        from hotset.models.packing import pack as write
+    with ExitStack() as stack:
+        try:
+            from hotset.models.packing import pack as write
 
-        silence_libraries()
-    except ModuleNotFoundError as error:
-        raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
-    with _bytes_bar("packing") as progress, translate_errors(place, "pack the model", LOADING):
+            stack.enter_context(quiet_libraries())
+        except ModuleNotFoundError as error:
+            raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
+        progress = stack.enter_context(_bytes_bar("packing"))
+        stack.enter_context(translate_errors(place, "pack the model", LOADING))
         report = write(place, out, dtype=dtype, progress=progress, trust_remote_code=trust_remote_code)
     document = dataclasses.asdict(report) | {"folder": str(report.folder), "bytes": report.size_bytes}
     del document["size_bytes"]

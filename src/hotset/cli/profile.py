@@ -193,14 +193,13 @@ def _fingerprint(trace: Trace, named: Path, model: Path | None, trust_remote_cod
 
 
 def _fingerprint_of(model: str, trust_remote_code: bool) -> Fingerprint:
-    from hotset.cli.loading import silence_libraries
+    from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
     from hotset.generation.text_model import locate
     from hotset.models.fingerprint import fingerprint_of_folder
 
     place = locate(model)
-    silence_libraries()
-    with translate_errors(place, "load the model", LOADING):
+    with quiet_libraries(), translate_errors(place, "load the model", LOADING):
         return fingerprint_of_folder(place, trust_remote_code=trust_remote_code)
 
 

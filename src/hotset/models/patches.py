@@ -6,9 +6,11 @@ libraries serve every model of the process: they last as long as one load or one
 
 from __future__ import annotations
 
+import logging as python_logging
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -257,6 +259,36 @@ def decode_attention_used(model: torch.nn.Module) -> Iterator[None]:
 
     with ExitStack() as stack:
         _patch(stack, functions, "get_interface", look_up)
+        yield
+
+
+@contextmanager
+def libraries_quiet(*, progress: bool) -> Iterator[None]:
+    """While a command runs, keep the libraries' warnings to themselves, and their progress bars if so asked.
+
+    What a person must know, hotset says in its own lines; in Python, outside of commands, all stays as it was set.
+    """
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
+    library: Any = logging
+    ours = python_logging.getLogger("hotset")
+    with ExitStack() as stack, warnings.catch_warnings():
+        stack.callback(ours.setLevel, ours.level)
+        stack.callback(library.set_verbosity, library.get_verbosity())
+        stack.callback(hub_logging.set_verbosity, hub_logging.get_verbosity())
+        warnings.simplefilter("ignore")
+        ours.setLevel(python_logging.ERROR)  # its remarks are printed as notes
+        library.set_verbosity_error()
+        hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        if not progress:
+            if library.is_progress_bar_enabled():
+                stack.callback(library.enable_progress_bar)
+            elif not are_progress_bars_disabled():
+                stack.callback(enable_progress_bars)
+            library.disable_progress_bar()
+            disable_progress_bars()
         yield
 
 
