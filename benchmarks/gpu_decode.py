@@ -28,12 +28,12 @@ from hotset import policies
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
 from hotset.engine.build import gpu_engine
+from hotset.engine.host.forecasting import ForecastPredictor
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.budget import prefetch_rows_for
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
 from hotset.prefetch import PrefetchTrial
-from hotset.runtime.forecasting import ForecastGuesser
 from hotset.trace import Trace
 
 from common import publish
@@ -92,7 +92,7 @@ class Trial:
             assert gates is not None  # noqa: S101 - both shapes have plain routers
             self.forced = ForcedGuesses(gates, trace, self.decoder.routing, RIGHT)
             payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
-            self.engine.offload.prefetcher.predictor = ForecastGuesser(
+            self.engine.offload.prefetcher.predictor = ForecastPredictor(
                 parse_forecast("gate"), shape, gate=gates.guess, payoff=payoff, slot_of=controller.table.slot_of
             )
 

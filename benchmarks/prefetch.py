@@ -26,10 +26,10 @@ import hotset
 from hotset import reference
 from hotset.cache import Controller, SlotPlan
 from hotset.engine.batch import ExpertBatch
+from hotset.engine.host.predictor import IsNear
 from hotset.engine.step import Step
 from hotset.policies import parse
 from hotset.prefetch import plan_prefetch
-from hotset.runtime.guessing import IsNear
 from hotset.shape import ExpertKey
 from hotset.sim.link import Link
 from hotset.sim.prefetch import simulate_prefetch

@@ -35,6 +35,7 @@ from hotset.engine.device import capture  # noqa: E402
 from hotset.engine.device.capture import Capture, WarmUp  # noqa: E402
 from hotset.engine.device.variant import lookahead_key  # noqa: E402
 from hotset.engine.engine import Engine  # noqa: E402
+from hotset.engine.host.forecasting import ForecastPredictor  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.forecasts import parse as parse_forecast  # noqa: E402
@@ -42,7 +43,6 @@ from hotset.models.generate_arguments import GenerateArguments  # noqa: E402
 from hotset.models.static_caches import static_cache  # noqa: E402
 from hotset.models.tracker import StepTracker  # noqa: E402
 from hotset.prefetch import PrefetchTrial  # noqa: E402
-from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
 
@@ -80,10 +80,10 @@ def greedy(model: Any, tokens: int = NEW, ids: Any = IDS, **options: Any) -> lis
     return tiny_device.greedy(model, tokens, ids, **options)
 
 
-def guesser_for(engine: Engine, *, auto: bool) -> ForecastGuesser:
+def guesser_for(engine: Engine, *, auto: bool) -> ForecastPredictor:
     payoff = PrefetchTrial(engine.shape.layers, auto=auto, most=engine.controller.plan.ahead)
     slot_of = engine.controller.table.slot_of
-    return ForecastGuesser(parse_forecast("gate"), engine.shape, payoff=payoff, slot_of=slot_of)
+    return ForecastPredictor(parse_forecast("gate"), engine.shape, payoff=payoff, slot_of=slot_of)
 
 
 # What is plain Python.
@@ -190,7 +190,7 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
     engine = model.hotset.engine
     for name, auto, expected in (("best", False, "forecast best"), ("best", True, None), ("gate", False, None)):
         payoff = PrefetchTrial(LAYERS, auto=auto)
-        engine.offload.prefetcher.predictor = ForecastGuesser(parse_forecast(name), engine.shape, payoff=payoff)
+        engine.offload.prefetcher.predictor = ForecastPredictor(parse_forecast(name), engine.shape, payoff=payoff)
         reasons = engine.device_decode.unsupported_reasons()
         assert (not reasons) if expected is None else (expected in reasons[0])
     model.hotset.close()

@@ -26,11 +26,11 @@ from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
 from hotset.engine.arena import poison  # noqa: E402
 from hotset.engine.batch import ExpertBatch  # noqa: E402
 from hotset.engine.build import cpu_engine  # noqa: E402
+from hotset.engine.host.predictor import IsNear  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.models.budget import shape_of  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
 from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
-from hotset.runtime.guessing import IsNear  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402

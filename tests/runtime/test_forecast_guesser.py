@@ -15,6 +15,7 @@ import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.cache.plan import Scope  # noqa: E402
 from hotset.engine.batch import ExpertBatch  # noqa: E402
+from hotset.engine.host.forecasting import ForecastPredictor  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.forecasts import names, parse  # noqa: E402
 from hotset.models.budget import least_slots, plan_slots  # noqa: E402
@@ -22,7 +23,6 @@ from hotset.models.gates import Gates  # noqa: E402
 from hotset.models.sites import find_sites  # noqa: E402
 from hotset.prefetch import MIN_PROBABILITY, Driver, PrefetchTrial, prefetch_rows  # noqa: E402
 from hotset.prefetch.trial import ON  # noqa: E402
-from hotset.runtime.forecasting import ForecastGuesser  # noqa: E402
 from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 
@@ -188,7 +188,7 @@ def test_a_reset_counts_guesses_anew() -> None:
 class Watch:
     """What a guesser was asked and told, pass by pass."""
 
-    def __init__(self, guesser: ForecastGuesser) -> None:
+    def __init__(self, guesser: ForecastPredictor) -> None:
         self.gate, self.said = guesser.gate, []
         self.sent: list[tuple[Any, ...]] = []
         self.seen: list[Any] = []
@@ -293,7 +293,7 @@ def event_of(experts: list[int], said: Any = None) -> ExpertBatch:
 
 
 def sent_after(
-    guesser: ForecastGuesser, layer: int, experts: list[int], number: int, room: int = 16, near: Any = ()
+    guesser: ForecastPredictor, layer: int, experts: list[int], number: int, room: int = 16, near: Any = ()
 ) -> list[ExpertKey]:
     """Ask as an engine does: the gates first, then, with what they said, the forecast."""
     event = event_of(experts, guesser.look(layer, torch.zeros(1, 4), decode(number)))
@@ -316,8 +316,8 @@ class Asked(PrefetchTrial):
         return super().most(layer, number)
 
 
-def guesser_of(forecast: str, **options: Any) -> ForecastGuesser:
-    return ForecastGuesser(parse(forecast), SHAPE, **options)
+def guesser_of(forecast: str, **options: Any) -> ForecastPredictor:
+    return ForecastPredictor(parse(forecast), SHAPE, **options)
 
 
 def fixed_gate(experts: list[int]) -> Any:

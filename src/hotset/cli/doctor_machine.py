@@ -70,7 +70,7 @@ def processor() -> dict[str, Any]:
 
 def memory() -> dict[str, Any]:
     """The memory of the machine, and what this process may still take of it."""
-    from hotset.runtime.machine import available_memory_bytes, total_memory_bytes
+    from hotset.engine.memory import available_memory_bytes, total_memory_bytes
 
     return {
         "total_bytes": total_memory_bytes(),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hotset.engine.memory import available_memory_bytes
 from hotset.errors import BudgetError, HotsetError
 from hotset.formats import element_type
-from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import format_size
 from hotset.store import Part
 from hotset.store.catalog import Bytes

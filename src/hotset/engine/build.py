@@ -17,6 +17,7 @@ from hotset.engine.engine import Engine, Offload
 from hotset.engine.guard import Guard
 from hotset.engine.host.copies import CopyLoader, CopyMover, CopyPrefetch
 from hotset.engine.host.driver import HostDriver
+from hotset.engine.host.predictor import Predictor
 from hotset.engine.host.prefetcher import Prefetcher
 from hotset.engine.host.streams import Streams
 from hotset.engine.kernels import ExpertKernels, ExpertSpec, gpu_kernels
@@ -27,7 +28,6 @@ from hotset.engine.slots import SlotCache
 from hotset.engine.stats import EngineStats
 from hotset.engine.tiers import RamTier
 from hotset.policies import Policy
-from hotset.runtime.guessing import Guesser
 from hotset.store import Catalog, SlotLayout
 from hotset.transfer import Readers
 from hotset.transfer.disk import DiskMover, DiskPrefetch
@@ -46,7 +46,7 @@ def cpu_engine(
     *,
     threads: int = 0,
     force: bool = False,
-    predictor: Guesser | None = None,
+    predictor: Predictor | None = None,
     supervisor: Supervisor | None = None,
 ) -> Engine:
     """Slots in ordinary memory with a disk behind them."""
@@ -79,7 +79,7 @@ def gpu_engine(
     threads: int = 0,
     force: bool = False,
     pinned: bool = False,
-    predictor: Guesser | None = None,
+    predictor: Predictor | None = None,
     supervisor: Supervisor | None = None,
 ) -> Engine:
     """Slots on a GPU with a RAM tier behind them, and a disk behind that; a `tier` that is there already is used.

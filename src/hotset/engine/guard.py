@@ -1,6 +1,6 @@
 """One event at a time, and order after whatever broke one off: a failure, or an interrupt between any two instructions.
 
-What an event has begun is written down before it is done. Whoever comes next, under the lock, first puts in order what
+What an event has begun is written down before it is done. The next call, under the lock, first puts in order what
 was broken off: no thread or stream writes to a row any more, and what never arrived loses its slot.
 """
 

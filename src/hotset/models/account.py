@@ -13,12 +13,12 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.engine.kernels import cpu, grouped
+from hotset.engine.memory import available_memory_bytes, keep_large_blocks_apart, memory_limit_bytes
 from hotset.errors import BudgetError
 from hotset.models.footprint import Footprint
 from hotset.models.static_caches import length_for
 from hotset.policies import parse
 from hotset.prefetch import Driver, prefetch_rows
-from hotset.runtime.machine import available_memory_bytes, keep_large_blocks_apart, memory_limit_bytes
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 from hotset.trace import Phase

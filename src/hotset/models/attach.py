@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hotset.cache.plan import SlotPlan
+from hotset.engine.memory import available_memory_bytes
 from hotset.errors import BudgetError, ModelError
 from hotset.models.account import bound_library_caches
 from hotset.models.connect import connect, watch
@@ -26,7 +27,6 @@ from hotset.models.site import Site
 from hotset.models.sites import find_sites
 from hotset.options import Place, RunOptions, takes_options
 from hotset.owner import Owner
-from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import format_size
 from hotset.store import Catalog, LayerSource, Part, SlotLayout
 from hotset.store.catalog import Bytes

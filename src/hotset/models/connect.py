@@ -15,6 +15,7 @@ from hotset.compiling import give_triton_a_folder
 from hotset.engine.build import cpu_engine, gpu_engine, stock_engine
 from hotset.engine.engine import Engine
 from hotset.engine.gradients import differentiable, refuse_dropout
+from hotset.engine.host.forecasting import ForecastPredictor
 from hotset.errors import HotsetError
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.account import chunk_bytes, free_bytes
@@ -34,7 +35,6 @@ from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF
 from hotset.policies import parse
 from hotset.prefetch import PrefetchTrial
-from hotset.runtime.forecasting import ForecastGuesser
 from hotset.store import Catalog
 
 
@@ -149,7 +149,7 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
         handle.remark(f"the host drives the GPU, for {reasons[0]}")
 
 
-def make_guesser(model: Any, sites: Sequence[Site], controller: Controller, options: RunOptions) -> ForecastGuesser:
+def make_guesser(model: Any, sites: Sequence[Site], controller: Controller, options: RunOptions) -> ForecastPredictor:
     """Whoever says what to fetch ahead: the forecast named, or the next layers' gates where that pays."""
     gates = Gates.of(model, sites)
     named = options.prefetch != AUTO
@@ -157,7 +157,7 @@ def make_guesser(model: Any, sites: Sequence[Site], controller: Controller, opti
     shape, most = controller.plan.shape, controller.plan.ahead
     payoff = PrefetchTrial(shape.layers, auto=not named, most=most)
     gate, slot_of = None if gates is None else gates.guess, controller.table.slot_of
-    return ForecastGuesser(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)
+    return ForecastPredictor(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)
 
 
 def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChunks:

@@ -8,12 +8,12 @@ from typing import Any
 
 from hotset.cache.statistics import statistics_of
 from hotset.engine.engine import Engine
+from hotset.engine.host.forecasting import ForecastPredictor, forecast_stats
 from hotset.engine.host.prefetcher import Prefetcher
 from hotset.engine.preload import BackgroundLoader
 from hotset.engine.requests import Request
 from hotset.errors import HotsetError
 from hotset.profile.statistics import Counts, History, Statistics
-from hotset.runtime.forecasting import ForecastGuesser, forecast_stats
 
 
 class Insight:
@@ -70,7 +70,7 @@ class Insight:
             found["gain"] = supervisor.rival.gain(int(self._load_bytes.mean()), self.background_bytes())
         if supervisor is not None and supervisor.warm_pin is not None:
             found["warm_pin"] = supervisor.warm_pin.as_dict()
-        if self.prefetcher is not None and isinstance(self.prefetcher.predictor, ForecastGuesser):
+        if self.prefetcher is not None and isinstance(self.prefetcher.predictor, ForecastPredictor):
             found["prefetch"] = forecast_stats(self.prefetcher.predictor, self.prefetcher.counts)
         if self._preload is not None:
             found["warming"] = self._preload.busy

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hotset.cache.plan import Scope, SlotPlan
+from hotset.engine.memory import available_memory_bytes
 from hotset.errors import BudgetError, HotsetError
 from hotset.models.account import (
     LIBRARIES_BYTES,
@@ -24,7 +25,6 @@ from hotset.models.site import Site
 from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF
 from hotset.policies import parse
-from hotset.runtime.machine import available_memory_bytes
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hotset.engine.memory import return_free_blocks
 from hotset.errors import BudgetError
 from hotset.models.footprint import Footprint
-from hotset.runtime.machine import return_free_blocks
 from hotset.shape import format_size
 
 Values = dict[str, Any]

@@ -6,10 +6,10 @@ from hotset.cache.controller import Controller
 from hotset.engine.device.follow import Ints
 from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.guard import Guard
+from hotset.engine.host.forecasting import ForecastPredictor
 from hotset.engine.host.prefetcher import Prefetcher
 from hotset.engine.stats import EngineStats
 from hotset.engine.step import Step
-from hotset.runtime.forecasting import ForecastGuesser
 from hotset.store import Catalog
 
 
@@ -40,7 +40,7 @@ class HostBooks:
     def is_comparable(self, step: Step, prefetched: bool) -> bool:
         """Whether the trial takes a step for what it was: all may have been decided anew since it was launched."""
         predictor = None if self._prefetcher is None else self._prefetcher.predictor
-        if not isinstance(predictor, ForecastGuesser):
+        if not isinstance(predictor, ForecastPredictor):
             return True
         return prefetched != predictor.payoff.goes_without(step.number)
 

@@ -16,13 +16,13 @@ from hotset.engine.device.steps import DeviceSteps
 from hotset.engine.device.variant import Predict
 from hotset.engine.guard import Guard
 from hotset.engine.host.copies import CopyMover
+from hotset.engine.host.forecasting import ForecastPredictor
 from hotset.engine.preload import BackgroundLoader
 from hotset.engine.slots import SlotCache
 from hotset.engine.stats import EngineStats
 from hotset.engine.step import Step
 from hotset.engine.support import DeviceSupport
 from hotset.errors import HotsetError
-from hotset.runtime.forecasting import ForecastGuesser
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
 
@@ -75,10 +75,10 @@ class DeviceDecode:
         )
 
     @property
-    def _forecast(self) -> ForecastGuesser | None:
+    def _forecast(self) -> ForecastPredictor | None:
         """What decides whether a step prefetches, where that is asked."""
         predictor = None if self._offload.prefetcher is None else self._offload.prefetcher.predictor
-        return predictor if isinstance(predictor, ForecastGuesser) else None
+        return predictor if isinstance(predictor, ForecastPredictor) else None
 
     def fill_tier(self) -> None:
         """Read all experts into the RAM tier in the background; until that is done the host drives."""

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import torch
 
 from hotset.engine.batch import ExpertBatch
+from hotset.engine.host.predictor import Predictor
 from hotset.engine.slots import Placement, SlotCache
 from hotset.engine.step import Step
-from hotset.runtime.guessing import Guesser
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
 from hotset.transfer.mover import Prefetching
@@ -69,7 +69,7 @@ class PrefetchSource(Protocol):
 class Prefetcher:
     """Predicts what the next layers ask for, and has it on its way by then; callers hold the engine's lock."""
 
-    def __init__(self, cache: SlotCache, source: PrefetchSource, predictor: Guesser | None = None) -> None:
+    def __init__(self, cache: SlotCache, source: PrefetchSource, predictor: Predictor | None = None) -> None:
         self.counts = PrefetchCounts()
         self.size = len(cache.prefetch_rows)
         self.predictor = predictor

@@ -1,4 +1,4 @@
-"""Who decides what to fetch ahead: called once per layer of a decode pass, before the layer's experts compute."""
+"""What decides which experts to prefetch: called once per layer of a decode step, before its experts compute."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hotset.shape import ExpertKey
 IsNear = Callable[[ExpertKey], bool]
 
 
-class Guesser(Protocol):
-    """Names the experts to fetch ahead, the best first."""
+class Predictor(Protocol):
+    """Names the experts to prefetch, the likeliest first."""
 
     @property
     def needs_tokens(self) -> bool:
@@ -25,13 +25,13 @@ class Guesser(Protocol):
         """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
 
     def observe(self, layer: int, event: ExpertBatch, step: Step) -> None:
-        """Learn from an event that nothing is guessed after, as in a prompt."""
+        """Learn from an event after which nothing is prefetched, as in a prompt."""
 
     def look(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:
         """What the device has to say before the routing is known to the host: it comes along with that."""
 
     def note_pass(self, step: Step, seconds: float) -> None:
-        """Learn how long a whole pass took."""
+        """Learn how long a whole step took."""
 
     def note(self, layer: int, step: Step, stall_s: float, in_time: int, late: int) -> None:
-        """Learn how an event went: how long it stalled, and how many guesses for it came in time or late."""
+        """Learn how an event went: how long it stalled, and how many predictions for it came in time or late."""

@@ -10,19 +10,19 @@ import numpy.typing as npt
 import torch
 
 from hotset.engine.batch import ExpertBatch
+from hotset.engine.host.predictor import IsNear
 from hotset.engine.step import Step
 from hotset.forecasts import Forecast, Seen
 from hotset.forecasts._kernel import steps_of
 from hotset.prefetch import MIN_PROBABILITY, PrefetchTrial
 from hotset.prefetch.votes import rank_by_votes
-from hotset.runtime.guessing import IsNear
 from hotset.shape import ExpertKey, ModelShape
 
 Gate = Callable[[int, torch.Tensor, int, int], torch.Tensor]
 """What the routers of the layers ahead make of a layer's input: of layer, input, distances and width."""
 
 
-class ForecastGuesser:
+class ForecastPredictor:
     """Asks one forecast, in the order in which layers run."""
 
     def __init__(
@@ -80,7 +80,7 @@ class ForecastGuesser:
         self.payoff.note(layer, step.number, stall_s, in_time, late)
 
     def observe(self, layer: int, event: ExpertBatch, step: Step) -> None:
-        """Learn from an event that nothing is guessed after, as in a prompt."""
+        """Learn from an event after which nothing is prefetched, as in a prompt."""
         self._steps.observe(self.state, *self._seen(layer, event, step))
 
     def _seen(self, layer: int, event: ExpertBatch, step: Step) -> Seen:
@@ -88,10 +88,10 @@ class ForecastGuesser:
         token = int(step.token_ids[0]) if single and step.token_ids is not None else -1
         return Seen(
             layer, event.experts, event.counts, event.tokens, int(step.phase), step.first_request, token,
-            self._guesses(event),
+            self._predictions(event),
         )  # fmt: skip
 
-    def _guesses(self, event: ExpertBatch) -> npt.NDArray[np.int16]:
+    def _predictions(self, event: ExpertBatch) -> npt.NDArray[np.int16]:
         """What the gates ahead say; of several tokens the experts that most of them name."""
         if event.predicted_ids is None:
             return self._none
@@ -114,10 +114,10 @@ class ForecastGuesser:
         return found
 
 
-def forecast_stats(guesser: ForecastGuesser, counts: Any) -> dict[str, Any]:
-    """What was guessed, what came of it, and where it was switched off, as plain values."""
+def forecast_stats(predictor: ForecastPredictor, counts: Any) -> dict[str, Any]:
+    """What was predicted, what came of it, and where it was switched off, as plain values."""
     return {
-        "forecast": guesser.forecast.spec,
+        "forecast": predictor.forecast.spec,
         "in_time": counts.in_time,
         "late": counts.late,
         "wasted": counts.wasted,
@@ -125,7 +125,7 @@ def forecast_stats(guesser: ForecastGuesser, counts: Any) -> dict[str, Any]:
         "late_bytes": counts.late_bytes,
         "wasted_bytes": counts.wasted_bytes,
         "budget_bytes": [
-            most * (guesser.shape.expert_bytes or 0) for most in guesser.payoff.state.budget[:-1].tolist()
+            most * (predictor.shape.expert_bytes or 0) for most in predictor.payoff.state.budget[:-1].tolist()
         ],
-        **guesser.payoff.as_dict(),
+        **predictor.payoff.as_dict(),
     }
