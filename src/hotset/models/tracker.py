@@ -31,6 +31,12 @@ class Running(NamedTuple):
 _RUNNING: ContextVar[Running | None] = ContextVar("hotset_step", default=None)
 """Carries the step across the code of transformers, which knows nothing of it."""
 _NUMBERS = itertools.count(1)
+MAX_VERIFIED_TOKENS = 64
+"""The most drafted tokens that a decode step verifies, where its caller asks for the logits of all of them."""
+MAX_DRAFT_TOKENS = 8
+"""The same where only the length and what was done before tell a decode step from a prompt."""
+MIN_TURN_TOKENS = 3
+"""A turn of a chat is no shorter; an assistant model begins each of its drafts with a token or two."""
 
 
 @dataclass(slots=True)
@@ -41,6 +47,7 @@ class Sequences:
     batch: int = 0
     phase: Phase = Phase.PREFILL
     edits: int | None = None  # of the cache, when the last step ended
+    end: int = 0  # the tokens in the cache when the last step ended
 
 
 @dataclass(slots=True)
@@ -65,7 +72,7 @@ class PerThread(threading.local):
 
 
 class StepTracker:
-    """Tells an engine of every step; decode is a step that adds one token to sequences already begun.
+    """Tells an engine of every step; decode is a step that adds to an answer: a token, or a few that were drafted.
 
     A step belongs to the thread that computes it, a request to its key-value cache: threads that take turns with one
     cache go on with one request.
@@ -129,8 +136,8 @@ class StepTracker:
         tokens, cache = _tokens(args, kwargs), kwargs.get("past_key_values")
         batch, length = (1, 1) if tokens is None else (tokens.shape[0], tokens.shape[1] if tokens.dim() > 1 else 1)
         sequences = mine.last = self._sequences(module, batch, length, kwargs)
-        if sequences.phase is Phase.PREFILL:
-            self.engine.catch_up()  # the host drives prompts: it goes on from where the device is
+        if sequences.phase is Phase.PREFILL or length > 1:
+            self.engine.catch_up()  # the host drives these: it goes on from where the device is
         step = self._step(sequences, length, tokens)
         outer = _RUNNING.get()
         if outer is not None and outer.tracker == self._number:
@@ -144,13 +151,15 @@ class StepTracker:
         known = self._known(cache)
         fresh = _is_fresh(cache, length, known)
         found = known or mine.last
-        next_turn = length > 1 and found.phase is Phase.DECODE  # of a chat that goes on with the same cache
+        adds = not fresh and (length == 1 or _verifies(found, cache, length, kwargs.get("logits_to_keep")))
+        next_turn = not adds and found.phase is Phase.DECODE  # of a chat that goes on with the same cache
         encoded, mine.encoded = mine.encoded, None
         if fresh and encoded is not None and encoded.batch == batch and kwargs.get("encoder_outputs") is not None:
             found = encoded
         elif fresh or next_turn or batch != found.batch:
             found = Sequences(self._allot(batch), batch)
-        found.phase = Phase.DECODE if length == 1 and not fresh else Phase.PREFILL
+        found.phase = Phase.DECODE if adds else Phase.PREFILL
+        found.end = length + (found.end if length == 1 and not fresh else _seen_tokens(cache))
         if module is self._encoder():
             mine.encoded = found
         self._hold(cache, found)
@@ -237,6 +246,19 @@ def _is_fresh(cache: Any, length: int, known: Sequences | None) -> bool:
     if length == 1 and known is not None and known.edits is not None and _edits(cache) == known.edits:
         return False
     return _seen_tokens(cache) == 0
+
+
+def _verifies(sequences: Sequences, cache: Any, length: int, logits: Any) -> bool:
+    """Whether a step of several tokens checks drafts, which adds to an answer, and is no prompt.
+
+    `generate` asks for the logits of all drafted tokens, and of a prompt for the last's. Where the caller does not
+    say, a few tokens after decode, or after a rollback, are drafts: those rejected before were taken out again.
+    """
+    if isinstance(logits, int) and logits > 0:
+        return length < MIN_TURN_TOKENS or logits == length <= MAX_VERIFIED_TOKENS
+    if length > MAX_DRAFT_TOKENS:
+        return False
+    return sequences.phase is Phase.DECODE or 0 < _seen_tokens(cache) < sequences.end
 
 
 def _seen_tokens(cache: Any) -> int:
