@@ -132,7 +132,7 @@ def ours(memory: str, prefetch: str, dtype: torch.dtype) -> Any:
         str(reference.path()), memory=memory, prefetch=prefetch, engine="device", dtype=dtype, device=DEVICE
     )
     filler = model.hotset.engine.device_decode.filler
-    if filler is not None and not filler.wait(120):
+    if not filler.wait(120):
         raise SystemExit("the RAM tier was not filled in two minutes")
     return model
 

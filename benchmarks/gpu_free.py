@@ -101,6 +101,6 @@ def size(path: Path, ids: torch.Tensor, memory: str) -> dict[str, Any]:
 
 def settle(model: Any) -> None:
     """Wait until the RAM tier holds all experts, so that the device can drive."""
-    filler = getattr(model.hotset.engine, "_filler", None)
-    if filler is not None:
-        filler.wait(120)
+    decode = model.hotset.engine.device_decode
+    if decode is not None:
+        decode.filler.wait(120)

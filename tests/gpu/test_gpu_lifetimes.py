@@ -104,7 +104,7 @@ def test_memory_is_unlocked_when_it_is_given_back() -> None:
 def test_a_graph_is_captured_after_all_others_were_dropped(expected: Any) -> None:
     model = load(engine="device")
     engine, kept = model.hotset.engine, []
-    assert engine.device_decode.filler is None or engine.device_decode.filler.wait(60)
+    assert engine.device_decode.filler.wait(60)
     graphs = _graphs_of(model)
     for turn in range(6):
         assert torch.equal(greedy(model), expected)

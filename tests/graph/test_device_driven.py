@@ -64,19 +64,18 @@ def load(path: Any = None, **options: Any) -> Any:
     """A model that the device drives; slots and the RAM tier are poisoned before anything is read into them."""
     from hotset.engine.device.decode import DeviceDecode
 
-    plain = DeviceDecode.fill_tier
+    plain = DeviceDecode.__init__
 
-    def fill_tier(decode: Any) -> None:
-        poison(decode._offload.arena)
-        poison(decode._offload.tier.arena)
-        plain(decode)
+    def poisoned(decode: Any, *parts: Any, **options: Any) -> None:
+        plain(decode, *parts, **options)
+        poison(decode.steps.parts.arena)
+        poison(decode.steps.parts.host_arena)
 
     given = {"memory": "25%", "dtype": torch.float32, "prefetch": "off", "engine": "device", "device": DEVICE}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeviceDecode, "fill_tier", fill_tier)
+        patch.setattr(DeviceDecode, "__init__", poisoned)
         model = hotset.load(str(path or reference.path()), **given | options)
-    filler = model.hotset.engine.device_decode.filler
-    assert filler is None or filler.wait(60)
+    assert model.hotset.engine.device_decode.filler.wait(60)
     return model
 
 

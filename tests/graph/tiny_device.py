@@ -122,8 +122,7 @@ def load(
     handle = connect_engine(model, lean.sites, engine)
     assert decode.steps.can_prefetch == (ahead > 1)
     if install:
-        decode.fill_tier()
-        assert decode.filler is not None
+        decode.filler.start()
         assert decode.filler.wait(60)
         caches = handle.static_caches
         model.graphs = DecodeGraphs(model, decode, handle.tracker, caches, warn=handle.remark, demanded=demanded)

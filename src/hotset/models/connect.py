@@ -131,9 +131,9 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
     if decode is not None and not reasons:
         from hotset.models.decode_graph import DecodeGraphs
 
-        if decode.steps.predict is None:
+        if decode.steps.parts.predict is None:
             engine.drop_tokens()  # the device goes on demand alone, and to ask for tokens is to wait for it
-        decode.fill_tier()
+        decode.filler.start()
         graphs = DecodeGraphs(
             model,
             decode,

@@ -6,24 +6,23 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from hotset.cache.shadow import log_is_full
 from hotset.engine.device.books import HostBooks
 from hotset.engine.device.capture import CapturedStep
+from hotset.engine.device.step_kernels import StepParts
 from hotset.engine.device.steps import DeviceSteps
+from hotset.engine.device.tier_filler import TierFiller
 from hotset.engine.device.variant import Predict
 from hotset.engine.guard import Guard
 from hotset.engine.host.copies import CopyMover
 from hotset.engine.host.forecasting import ForecastPredictor
-from hotset.engine.preload import BackgroundLoader
 from hotset.engine.slots import SlotCache
 from hotset.engine.stats import EngineStats
 from hotset.engine.step import Step
 from hotset.engine.support import DeviceSupport
 from hotset.errors import HotsetError
-from hotset.shape import ExpertKey
 from hotset.trace import Phase
 
 if TYPE_CHECKING:
@@ -49,15 +48,14 @@ class DeviceDecode:
         self.device, self.cache, self.stats, self.lease = device, cache, stats, cache.controller.lease
         self._guard, self._offload, self._tier = guard, offload, offload.tier
         books = HostBooks(cache.controller, stats, offload.catalog, offload.prefetcher, guard)
-        self.steps = DeviceSteps(
-            cache, self.lease, offload.tier, offload.catalog, [local.spec for local in offload.driver.kernels],
-            offload.arena, offload.mover.streams, books, prefetch=offload.prefetcher, predict=predict,
-        )  # fmt: skip
+        specs = [local.spec for local in offload.driver.kernels]
+        parts = StepParts(offload.catalog, specs, offload.arena, offload.tier.arena, predict)
+        streams = offload.mover.streams
+        self.steps = DeviceSteps(cache, self.lease, offload.tier, parts, streams, books, offload.prefetcher)
+        self.filler = TierFiller(offload.tier)
         self._served: set[int] = set()  # the steps under way that the device was given
         self.page_locked = offload.pinned
         self.last_driver = "host"
-        self.filler: BackgroundLoader | None = None
-        self._full = False
 
     # Whether the device can drive.
 
@@ -68,7 +66,7 @@ class DeviceDecode:
         return DeviceSupport.check(
             controller.policy,
             controller.plan.scope,
-            zip(self.steps.specs, (layer.layout for layer in self._offload.catalog.layers), strict=True),
+            zip(self.steps.parts.specs, (layer.layout for layer in self._offload.catalog.layers), strict=True),
             page_locked=self.page_locked,
             ram_holds_all=self._tier.controller.plan.cached >= controller.plan.shape.total_experts,
             forecast=forecast.forecast.name if forecast is not None and named else None,
@@ -80,29 +78,12 @@ class DeviceDecode:
         predictor = None if self._offload.prefetcher is None else self._offload.prefetcher.predictor
         return predictor if isinstance(predictor, ForecastPredictor) else None
 
-    def fill_tier(self) -> None:
-        """Read all experts into the RAM tier in the background; until that is done the host drives."""
-        if self._tier.loader is not None:
-            shape = self.cache.controller.plan.shape
-            order = [ExpertKey(*key) for key in np.ndindex(shape.layers, shape.experts)]
-            self.filler = BackgroundLoader(self._tier.loader.steps(order))
-
     @property
     def ready(self) -> bool:
         """Whether the device can take over: the RAM tier is full, and nothing is on its way to a slot."""
-        if self.filler is not None and not self.filler.busy:
-            failed, self.filler = self.filler.error is not None, None
-            if not failed and not self._tier_is_full:  # an interrupted event has emptied slots again
-                self.fill_tier()
         running = self._offload.preloader.running
         preloading = running is not None and running.busy
-        return self.filler is None and not preloading and not self.cache.controller.coming and self._tier_is_full
-
-    @property
-    def _tier_is_full(self) -> bool:
-        if not self._full:
-            self._full = bool((self._tier.cache.table.slot_of >= 0).all())
-        return self._full
+        return self.filler.is_done() and not preloading and not self.cache.controller.coming
 
     def prefetches_in(self, step: Step) -> bool:
         """Whether the device prefetches in a step: `auto` compares steps that do and steps that do not."""
@@ -166,6 +147,5 @@ class DeviceDecode:
 
     def close(self) -> None:
         """Follow what is left, and give the memory back."""
-        if self.filler is not None:
-            self.filler.stop()
+        self.filler.stop()
         self.steps.close()

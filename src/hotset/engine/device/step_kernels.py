@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -143,17 +143,19 @@ class StepKernels:
             self.state.prefetch.drop()
 
 
-def make_step_kernels(
-    tokens: int,
-    state: DeviceCacheState,
-    controller: Controller,
-    catalog: Catalog,
-    specs: Sequence[ExpertSpec],
-    arena: Arena,
-    host_arena: Arena,
-    predict: Predict | None,
-) -> StepKernels:
-    """The kernels for steps of so many tokens of one cache: its rows lie in `arena`, all experts in `host_arena`."""
+class StepParts(NamedTuple):
+    """What the kernels of a step are made of beside the cache: the experts, and the memory that they lie in."""
+
+    catalog: Catalog
+    specs: Sequence[ExpertSpec]
+    arena: Arena  # the rows
+    host_arena: Arena  # all experts
+    predict: Predict | None = None  # what the routers of the next layers make of a layer's input
+
+
+def make_step_kernels(tokens: int, state: DeviceCacheState, controller: Controller, parts: StepParts) -> StepKernels:
+    """The kernels for steps of so many tokens of one cache."""
+    catalog, specs, arena, host_arena, predict = parts
     shape, plan, prefetch = controller.plan.shape, controller.plan, state.prefetch
     reasons = DeviceSupport.check_batch(tokens, shape, plan.staging)
     if reasons:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
 
 from hotset.cache.lease import CacheLease
-from hotset.engine.arena import Arena
 from hotset.engine.device.capture import CapturedStep
 from hotset.engine.device.follow import Books, Follower
 from hotset.engine.device.replay import Replay
 from hotset.engine.device.state import DeviceCacheState
-from hotset.engine.device.step_kernels import StepKernels, make_step_kernels
-from hotset.engine.device.variant import Predict
+from hotset.engine.device.step_kernels import StepKernels, StepParts, make_step_kernels
 from hotset.engine.host.prefetcher import Prefetcher
 from hotset.engine.host.streams import Streams
-from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.slots import SlotCache
 from hotset.engine.step import Step
 from hotset.engine.tiers import RamTier
 from hotset.errors import HotsetError
-from hotset.store import Catalog
 from hotset.trace.recorder import Recorder
 
 Tensor = torch.Tensor
@@ -44,17 +40,12 @@ class DeviceSteps:
         cache: SlotCache,
         lease: CacheLease,
         tier: RamTier,
-        catalog: Catalog,
-        specs: Sequence[ExpertSpec],
-        arena: Arena,
+        parts: StepParts,
         streams: Streams,
         host: Host,
-        *,
         prefetch: Prefetcher | None = None,
-        predict: Predict | None = None,
     ) -> None:
-        self.cache, self.lease, self.tier, self.catalog, self.specs = cache, lease, tier, catalog, specs
-        self.arena, self.streams, self.predict, self.prefetch = arena, streams, predict, prefetch
+        self.cache, self.lease, self.tier, self.parts, self.prefetch = cache, lease, tier, parts, prefetch
         self.state: DeviceCacheState | None = None
         self.versions = 0  # of the state: graphs that were captured with an earlier one are of no use
         self.follower = Follower(host, streams)
@@ -65,7 +56,7 @@ class DeviceSteps:
     @property
     def can_prefetch(self) -> bool:
         """Whether the device can prefetch at all: there are rows for it, and routers that predict."""
-        return self.prefetch is not None and self.prefetch.size >= 2 and self.predict is not None
+        return self.prefetch is not None and self.prefetch.size >= 2 and self.parts.predict is not None
 
     @property
     def is_outdated(self) -> bool:
@@ -78,10 +69,7 @@ class DeviceSteps:
             if self.state is None:
                 self.state = self._make_state()
             if tokens not in self._kernels:
-                self._kernels[tokens] = make_step_kernels(
-                    tokens, self.state, self.cache.controller, self.catalog, self.specs, self.arena, self.tier.arena,
-                    self.predict,
-                )  # fmt: skip
+                self._kernels[tokens] = make_step_kernels(tokens, self.state, self.cache.controller, self.parts)
         return self._kernels[tokens]
 
     def _make_state(self) -> DeviceCacheState:
@@ -90,7 +78,7 @@ class DeviceSteps:
             raise HotsetError("the RAM tier has not read all experts yet")
         if self.prefetch is not None and self.can_prefetch:
             self.prefetch.clear()
-        host_rows = torch.from_numpy(self.tier.cache.rows[slots]).to(self.arena.memory.device)
+        host_rows = torch.from_numpy(self.tier.cache.rows[slots]).to(self.parts.arena.memory.device)
         return DeviceCacheState(self.cache, host_rows, prefetch=self.can_prefetch)
 
     def upload(self) -> None:
