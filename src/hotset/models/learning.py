@@ -38,7 +38,7 @@ def read_profile(options: RunOptions) -> Profile | None:
         check_writable(locate(str(options.learn)))
     source = source_of(options)
     if source is None and options.pin is not None:
-        raise HotsetError("--pin needs to know which experts are hot: name a profile, or pin while the model runs")
+        raise HotsetError("--pin needs to know which experts are hot: name a --profile, or pin while the model runs")
     return None if source is None else Profile.load(locate(source))
 
 

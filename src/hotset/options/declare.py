@@ -28,7 +28,6 @@ class Place(Flag):
     ATTACH = auto()  # hotset.attach
     COMMAND = auto()  # run, chat, trace record
     FILE = auto()  # hotset.toml
-    PYTHON = LOAD | ATTACH
     ALL = LOAD | ATTACH | COMMAND | FILE
 
 
