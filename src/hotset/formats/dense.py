@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotset.formats.base import FormatPart, TileLoader, WeightFormat
@@ -45,9 +46,7 @@ class Dense(WeightFormat):
 
     def product(self, x: Tensor, operand: Any, out: Tensor) -> None:
         """One product by torch."""
-        import torch
-
-        torch.mm(x, operand, out=out)
+        _mm()(x, operand, out=out)
 
     def stacked(self, views: Sequence[Tensor]) -> Tensor | None:
         """The matrices of all rows as (rows, inputs, outputs)."""
@@ -64,6 +63,14 @@ class Dense(WeightFormat):
     def tuned_as(self) -> str:
         """Its type; which way round it lies is a matter of the tiles."""
         return self.dtype
+
+
+@cache
+def _mm() -> Callable[..., Tensor]:
+    """Torch's product; an import statement in the hot path would cost more than finding it here."""
+    import torch
+
+    return torch.mm
 
 
 FORMAT = Dense
