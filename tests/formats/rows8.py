@@ -6,7 +6,7 @@ Everything that hotset needs to know of it is in this file; `formats.register(Ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -27,7 +27,8 @@ if triton is not None:
     @triton.jit
     def load_tile(parts, columns, depth, mask, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr):
         """Values times their scale, rounded to the type computed in."""
-        codes = tl.load(parts[0] + columns * k + depth, mask=mask, other=0)
+        places = depth * n + columns if settings[1] else columns * k + depth
+        codes = tl.load(parts[0] + places, mask=mask, other=0)
         scales = tl.load(parts[1] + columns + 0 * depth, mask=mask, other=0.0)
         values = codes.to(tl.float32) * scales
         return values.to(tl.bfloat16) if settings[0] else values
@@ -35,27 +36,38 @@ if triton is not None:
 
 @dataclass(frozen=True)
 class Rows8(WeightFormat):
-    """int8 [outputs, inputs] and float32 [outputs]."""
+    """int8 [outputs, inputs] and float32 [outputs]; a GPU has the values turned, as [inputs, outputs]."""
 
     name: ClassVar[str] = "rows8"
     methods: ClassVar[tuple[str, ...]] = ("rows8-by-hand",)
     multiple: int = 1  # of inputs
+    turned: bool = False
 
     def parts(self, outputs: int, inputs: int) -> tuple[FormatPart, ...]:
         if inputs % self.multiple:
             raise FormatError(f"{inputs} inputs are no multiple of {self.multiple}")
-        return FormatPart("values", (outputs, inputs), "int8"), FormatPart("scales", (outputs,), "float32")
+        values = (inputs, outputs) if self.turned else (outputs, inputs)
+        return FormatPart("values", values, "int8"), FormatPart("scales", (outputs,), "float32")
+
+    def on(self, kind: str, outputs: Sequence[int]) -> WeightFormat:  # noqa: ARG002 - every row is by itself
+        return replace(self, turned=kind == "cuda")
+
+    def fill(self, pieces: Sequence[tuple[WeightFormat, Sequence[Tensor]]], out: Sequence[Tensor]) -> None:
+        super().fill(pieces, [out[0].T if self.turned else out[0], out[1]])
 
     def shape(self, parts: Sequence[Tensor]) -> tuple[int, int]:
-        outputs, inputs = parts[0].shape
+        outputs, inputs = parts[0].T.shape if self.turned else parts[0].shape
         return outputs, inputs
 
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
         values, scales = parts
-        out.copy_(values.float() * scales[..., None])
+        out.copy_((values.transpose(-2, -1) if self.turned else values).float() * scales[..., None])
 
     def tile(self) -> TileLoader | None:
-        return None if triton is None else TileLoader(load_tile, (self.dtype == "bfloat16",), lane=16)
+        if triton is None:
+            return None
+        settings = (self.dtype == "bfloat16", self.turned)
+        return TileLoader(load_tile, settings, lane=1 if self.turned else 16, by_columns=self.turned)
 
     @classmethod
     def detect(cls, module: StoredModule) -> Sequence[Encoded]:

@@ -95,9 +95,8 @@ def logits(model: Any) -> Any:
 @pytest.mark.parametrize("memory", ["50%", "100%"])
 def test_a_checkpoint_runs_packed(encoded: Path, decoded: Path, expected: Any, device: str, memory: str) -> None:
     model = hotset.load(encoded, memory=memory, device=device, dtype=torch.float32)
-    assert [matrix.format for matrix in model.hotset.engine.offload.catalog.layers[0].layout.matrices] == [
-        "rows8:dtype=float32"
-    ] * 2
+    layout, turned = model.hotset.engine.offload.catalog.layers[0].layout, "" if device == "cpu" else ",turned=on"
+    assert [matrix.format for matrix in layout.matrices] == [f"rows8:dtype=float32{turned}"] * 2
     found = logits(model)
     assert torch.allclose(found, expected, atol=1e-4)
     model.hotset.close()
@@ -148,15 +147,16 @@ class FewAtOnce(GroupedKernels):
         return batch.tokens * batch.top_k <= 64
 
 
-@pytest.mark.parametrize("kernels", [GroupedKernels, FewAtOnce])
-def test_the_host_drives_a_device(encoded: Path, expected: Any, kernels: Any) -> None:
+@pytest.mark.parametrize(("kernels", "kind"), [(GroupedKernels, "cpu"), (FewAtOnce, "cpu"), (FewAtOnce, "cuda")])
+def test_the_host_drives_a_device(encoded: Path, expected: Any, kernels: Any, kind: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    lean = LeanLoad(keep=lambda *_: False)
+    lean = LeanLoad(keep=lambda *_: False, device_kind=kind)  # a GPU's variant is made on arrival
     with lean_loading(lean):
         model = AutoModelForCausalLM.from_pretrained(encoded, dtype=torch.float32)
     assert lean.sites is not None
     assert lean.catalog is not None
+    assert (lean.catalog.layers[0].decode is None) == (kind == "cpu")
     shape = shape_of(lean.sites, lean.catalog)
     controller = Controller(SlotPlan(shape, 9, Scope.LAYER, 3), policies.parse("lru"))
     specs = [site.math for site in lean.sites]

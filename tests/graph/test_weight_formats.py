@@ -54,7 +54,7 @@ def _no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_device.go_without_graphs(monkeypatch)
 
 
-def in_rows8(sample: samples.Sample) -> samples.Sample:
+def in_rows8(sample: samples.Sample, kind: str = "cpu") -> samples.Sample:
     """The same experts with their two matrices in the tests' format, the rest as it is."""
     spec, layout = sample.math, sample.layout
     dtype = str(sample.dtype).removeprefix("torch.")
@@ -65,7 +65,7 @@ def in_rows8(sample: samples.Sample) -> samples.Sample:
             parts.append(part)
             continue
         weight = formats.weight_of(layout, part.name, transposed=spec.is_transposed(part.name))
-        own, matrix = formats.laid_out(part.name, Rows8(dtype), weight.outputs, weight.inputs)
+        own, matrix = formats.laid_out(part.name, Rows8(dtype).on(kind, ()), weight.outputs, weight.inputs)
         parts += own
         matrices.append(matrix)
     encoded_layout = SlotLayout.of(parts, [matrix for matrix in matrices if matrix is not None])
@@ -76,7 +76,8 @@ def in_rows8(sample: samples.Sample) -> samples.Sample:
         if part.name in (spec.up, spec.down):
             matrix = values.transpose(-2, -1) if spec.is_transposed(part.name) else values
             codes, scales = encoded(matrix)
-            for name, data in ((f"{part.name}:values", codes), (f"{part.name}:scales", scales)):
+            held = codes if kind == "cpu" else codes.transpose(-2, -1)
+            for name, data in ((f"{part.name}:values", held), (f"{part.name}:scales", scales)):
                 arena.view(encoded_layout.part(name))[::2] = data
             numbers = torch.empty_like(matrix)  # so that the dense sample holds what the codes stand for
             Rows8(dtype).decode((codes, scales), numbers)
@@ -86,10 +87,12 @@ def in_rows8(sample: samples.Sample) -> samples.Sample:
     return samples.Sample(arena, encoded_layout, spec, sample.experts, sample.width, sample.dtype)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
-def test_the_kernels_of_the_device_compute_from_parts(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "kind"), [("qwen3_moe", "cpu"), ("qwen3_moe", "cuda"), ("gpt_oss", "cpu"), ("nemotron_h", "cuda")]
+)
+def test_the_kernels_of_the_device_compute_from_parts(family: str, kind: str) -> None:
     dense = samples.sample_of(*samples.math_of(family), torch.float32)
-    packed = in_rows8(dense)
+    packed = in_rows8(dense, kind)
     assert packed.arena.slot_bytes <= dense.arena.slot_bytes
     routing = samples.routing_of(packed, tokens=2, top_k=3)
     kernels, out = TritonExperts(packed.arena, packed.layout, packed.math, top_k=3), torch.empty_like(routing.x)

@@ -103,8 +103,12 @@ class WeightFormat(ABC):
         """The bytes of a matrix."""
         return sum(part.size_bytes for part in self.parts(outputs, inputs))
 
-    def on(self, kind: str) -> WeightFormat:  # noqa: ARG002 - most formats are the same everywhere
-        """The variant of the same bits that a kind of device ("cpu", "cuda") wants."""
+    def on(self, kind: str, outputs: Sequence[int]) -> WeightFormat:  # noqa: ARG002 - most are the same everywhere
+        """The variant of the same bits that a kind of device ("cpu", "cuda") wants of matrices below each other.
+
+        Matrices of so many outputs become one, such as gate and up: blocks that span outputs, or a scale of a whole
+        matrix, may need a variant that knows where each of them begins.
+        """
         return self
 
     @abstractmethod

@@ -26,6 +26,7 @@ from hotset.models.targets import (
     check_encoded,
     encoded_as,
     plain_dtype,
+    stacked_tensors,
 )
 from hotset.store import Catalog, LayerSource, Matrix, Part, Segment, SlotLayout
 from hotset.store.catalog import Bytes
@@ -73,7 +74,8 @@ class CatalogBuilder:
                 continue
             outputs, inputs = part.shape[::-1] if site.math.is_transposed(part.name) else part.shape
             check_encoded(experts, outputs, inputs)
-            own, matrix = laid_out(part.name, found.on(self.kind), outputs, inputs)
+            stacked = [tensor.shape[-2] for tensor in stacked_tensors(experts[0], self._trials)]
+            own, matrix = laid_out(part.name, found.on(self.kind, stacked), outputs, inputs)
             laid += own
             matrices += [matrix] if matrix is not None else []
         return SlotLayout.of(laid, matrices)

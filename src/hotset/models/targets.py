@@ -94,7 +94,7 @@ class EncodedTarget(Target):
 
     def is_direct(self, pieces: Sequence[Piece]) -> bool:
         """Whether the format is the one stored, and the matrices of all pieces are one if they follow each other."""
-        stacked = self._stacked(pieces)
+        stacked = stacked_tensors(pieces, self.trials)
         same = all(tensor.format == self.weight.format for tensor in stacked)
         return same and self.weight.format.stacks([tensor.shape[-2] for tensor in stacked], self.weight.inputs)
 
@@ -102,7 +102,7 @@ class EncodedTarget(Target):
         """The parts of all matrices, part by part."""
         for number, part in enumerate(self.weight.parts):
             at = part.offset
-            for tensor in self._stacked(pieces):
+            for tensor in stacked_tensors(pieces, self.trials):
                 yield tensor.parts[number], at
                 at += tensor.parts[number].size_bytes
 
@@ -110,25 +110,26 @@ class EncodedTarget(Target):
         """Have the format take in all matrices."""
         taken = {id(one): self._parts(one, raw) for piece in pieces for one in piece.flat()}
         out = [tensor_of(slot[p.offset : p.offset + p.size_bytes], p.dtype, p.shape) for p in self.weight.parts]
-        self.weight.format.fill([taken[id(tensor)] for tensor in self._stacked(pieces)], out)
+        self.weight.format.fill([taken[id(tensor)] for tensor in stacked_tensors(pieces, self.trials)], out)
 
     def _parts(self, tensor: Any, raw: RawBytes) -> tuple[WeightFormat, list[torch.Tensor]]:
         """The parts of one matrix, without the dimension that counts experts."""
         shapes = [part.shape for part in tensor.format.parts(*tensor.shape[-2:])]
         return tensor.format, [raw.take(part).view(shape) for part, shape in zip(tensor.parts, shapes, strict=True)]
 
-    def _stacked(self, pieces: Sequence[Piece]) -> list[EncodedTensor]:
-        """The matrices in the order in which the library puts them below each other."""
-        found: list[EncodedTensor] = []
-        for piece in pieces:
-            tensors, starts = piece.flat(), self.trials.starts(piece)
-            if starts is None or not all(isinstance(tensor, EncodedTensor) for tensor in tensors):
-                raise ModelError(
-                    f"{tensors[0].name} is stored as {self.weight.format.name}, and {piece.take.parameter} is made of "
-                    "it by more than a rearrangement of rows: use the original weights"
-                )
-            found += [tensors[i] for i in sorted(range(len(tensors)), key=starts.__getitem__)]  # type: ignore[misc]
-        return found
+
+def stacked_tensors(pieces: Sequence[Piece], trials: Trials) -> list[EncodedTensor]:
+    """Encoded matrices in the order in which the library puts them below each other."""
+    found: list[EncodedTensor] = []
+    for piece in pieces:
+        starts, tensors = trials.starts(piece), [t for t in piece.flat() if isinstance(t, EncodedTensor)]
+        if starts is None or len(starts) != len(tensors):
+            raise ModelError(
+                f"{piece.flat()[0].name} is in a weight format, and {piece.take.parameter} is made of it by more than "
+                "a rearrangement of rows: use the original weights"
+            )
+        found += [tensors[i] for i in sorted(range(len(tensors)), key=starts.__getitem__)]
+    return found
 
 
 def encoded_as(experts: Sequence[Sequence[Piece]]) -> WeightFormat | None:
