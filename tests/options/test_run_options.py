@@ -189,6 +189,8 @@ def test_names_of_earlier_versions_work_and_say_so(tmp_path: Path) -> None:
         (b"trust_remote_code = true", "trust_remote_code cannot be set in a file"),
         (b"memory = ", "is not TOML"),
         (b"a = " + b"[" * 100_000, "is not TOML"),
+        (b"context = " + b"9" * 5000, "is not TOML"),
+        (b"context = 1979-05-27", "context must be a whole number, not datetime.date"),
         (b"memory = '\xff'", "is not UTF-8 text (byte 10)"),
         (b"#" * (1 << 21), "is no file of options"),
     ],

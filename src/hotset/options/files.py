@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +50,8 @@ def _checked(file: Path, option: Declared, key: str, value: Any) -> Any:
 
 
 def _parsed(file: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         data = b"" if str(file) == os.devnull else read_bounded(file, _MAX_BYTES)
         return tomllib.loads(data.decode("utf-8"))
@@ -63,13 +63,15 @@ def _parsed(file: Path) -> dict[str, Any]:
         raise HotsetError(f"{file} is not UTF-8 text (byte {error.start:,}): convert it first") from None
     except TooLargeError as error:
         raise HotsetError(f"{file} is no file of options: {error}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits is no TOMLDecodeError
         raise HotsetError(f'{file} is not TOML: {error}; write lines such as memory = "25%"') from None
 
 
 def _unknown(key: str, kinds: Iterable[Any], known: dict[str, Declared]) -> str:
     if any(each.name == key for kind in kinds for each in declared(kind)):
         return f"{key} cannot be set in a file: give it where the model is loaded"
+    from difflib import get_close_matches
+
     near = get_close_matches(key.replace("-", "_").lower(), known, n=1)
     hint = f"did you mean {near[0]}?" if near else "hotset run --help lists them all, with _ for - here"
     return f'there is no option "{key:.60}": {hint}'
