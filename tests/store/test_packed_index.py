@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from store_samples import block, forge, plan_of, write_pack
 
 from hotset.errors import StoreError
-from hotset.store import PAGE_BYTES
+from hotset.store import PAGE_BYTES, Matrix, Part, SlotLayout
 from hotset.store.pack import without_gaps
 from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_packed
-from hotset.store.plan import PackKey
+from hotset.store.plan import PackKey, PackLayer, PackPlan
 from hotset.transfer import Flight, Readers
 from hotset.transfer.file import aligned_buffer
 from hotset.transfer.readers import Load
@@ -160,6 +160,59 @@ def test_forged_claims_are_refused(pack: Path, edit: Edit) -> None:
     forge(pack / INDEX_FILE, document)
     with pytest.raises(StoreError, match=r"experts\.(json|hotset) is .*pack the model again"):
         open_packed(pack)
+
+
+ENCODED = SlotLayout.of(
+    [Part("up:values", (4, 8), "int8"), Part("up:scales", (4,), "float32"), Part("down", (8, 4), "bfloat16")],
+    [Matrix("up", 4, 8, "some format:group=8", ("up:values", "up:scales"))],
+)
+
+
+@pytest.fixture
+def encoded(tmp_path: Path) -> Path:
+    """A pack with a matrix in a format; whether anybody knows it is not for the store to say."""
+    layers = (PackLayer("model.layers.0.experts", ENCODED, 3),)
+    write_pack(tmp_path / "encoded", PackPlan(layers, plan_of().meta))
+    return tmp_path / "encoded"
+
+
+def test_formats_are_kept_as_they_were_written(encoded: Path) -> None:
+    assert open_packed(encoded).layers[0].layout == ENCODED
+    assert json.loads((encoded / INDEX_FILE).read_text())["version"] == 2
+
+
+def matrix(document: dict[str, Any]) -> Any:
+    return layer(document)["matrices"][0]
+
+
+MATRIX_EDITS: dict[str, Edit] = {
+    "the version of packs without": lambda d: d.update(version=1),
+    "no matrix": lambda d: layer(d).update(matrices=[]),
+    "matrices in a word": lambda d: layer(d).update(matrices="up"),
+    "a matrix that is null": lambda d: layer(d)["matrices"].append(None),
+    "two of one name": lambda d: layer(d)["matrices"].append(dict(matrix(d), parts=["down"])),
+    "two of one part": lambda d: layer(d)["matrices"].append(dict(matrix(d), name="other")),
+    "the name of a part beside it": lambda d: matrix(d).update(name="down"),
+    "a part that is not there": lambda d: matrix(d).update(parts=["up:values", "up:zeros"]),
+    "a part that is a number": lambda d: matrix(d).update(parts=[0]),
+    "no parts at all": lambda d: matrix(d).update(parts=[]),
+    "no outputs": lambda d: matrix(d).update(outputs=0),
+    "inputs without end": lambda d: matrix(d).update(inputs=2**70),
+    "outputs that are true": lambda d: matrix(d).update(outputs=True),
+    "a format of no letters": lambda d: matrix(d).update(format=""),
+    "a format of many letters": lambda d: matrix(d).update(format="x" * 10_000),
+    "a format that is no text": lambda d: matrix(d).update(format=["dense"]),
+    "a format with a line's end": lambda d: matrix(d).update(format="dense\nerror: none"),
+}
+
+
+@pytest.mark.parametrize("edit", MATRIX_EDITS.values(), ids=MATRIX_EDITS.keys())
+def test_forged_matrices_are_refused(encoded: Path, edit: Edit) -> None:
+    document = json.loads((encoded / INDEX_FILE).read_text())
+    edit(document)
+    forge(encoded / INDEX_FILE, document)
+    with pytest.raises(StoreError, match=r"experts\.json is .*pack the model again"):
+        open_packed(encoded)
 
 
 @pytest.mark.parametrize("text", [b"[" * 200_000, b"null", b"\xff\x00", b"9" * 9999, b'{"format": NaN}', b""])
