@@ -8,41 +8,45 @@ from pathlib import Path
 
 import pytest
 from live_samples import cache_of
-from test_landing import check_slots
+from test_reservations import check_slots
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "trust"))
 
 from breakpoints import SUPPORTED, Breakpoints
 
 from hotset.cache import Scope
-from hotset.cache.landing import Landing
+from hotset.cache.reservations import Reservations
 from hotset.shape import ExpertKey, ModelShape
 
 SHAPE = ModelShape(2, 6, 2)
 HERE, COMING, NEW = ExpertKey(0, 1), ExpertKey(0, 2), ExpertKey(0, 3)
 OWNER = object()
 
-CHANGES: dict[str, Callable[[Landing], object]] = {
-    "hold": lambda landing: landing.hold(NEW, OWNER),
-    "seat": lambda landing: landing.seat(COMING, landing.controller.coming[COMING].slot),
-    "seat and pin": lambda landing: landing.seat(COMING, landing.controller.coming[COMING].slot, pin=True),
-    "give back": lambda landing: landing.give_back_all(OWNER),
-    "evict": lambda landing: landing.hold_all([NEW, ExpertKey(0, 4), ExpertKey(0, 5)], evict=True, owner=OWNER),
-    "drop": lambda landing: landing.controller.drop([HERE, ExpertKey(0, 0)]),
-    "pin": lambda landing: landing.controller.pin([HERE]),
-    "unpin": lambda landing: landing.controller.unpin([ExpertKey(1, 0)]),
+CHANGES: dict[str, Callable[[Reservations], object]] = {
+    "hold": lambda reservations: reservations.reserve(NEW, OWNER),
+    "seat": lambda reservations: reservations.commit(COMING, reservations.controller.coming[COMING].slot),
+    "seat and pin": lambda reservations: reservations.commit(
+        COMING, reservations.controller.coming[COMING].slot, pin=True
+    ),
+    "give back": lambda reservations: reservations.cancel_all(OWNER),
+    "evict": lambda reservations: reservations.reserve_all(
+        [NEW, ExpertKey(0, 4), ExpertKey(0, 5)], evict=True, owner=OWNER
+    ),
+    "drop": lambda reservations: reservations.controller.drop([HERE, ExpertKey(0, 0)]),
+    "pin": lambda reservations: reservations.controller.pin([HERE]),
+    "unpin": lambda reservations: reservations.controller.unpin([ExpertKey(1, 0)]),
 }
 
 
-def begun(scope: Scope) -> Landing:
-    landing = Landing(cache_of(SHAPE, 10, "lru", scope))
+def begun(scope: Scope) -> Reservations:
+    reservations = Reservations(cache_of(SHAPE, 10, "lru", scope))
     for key in (ExpertKey(0, 0), HERE, ExpertKey(1, 0), ExpertKey(1, 4)):
-        slot = landing.hold(key)
+        slot = reservations.reserve(key)
         assert slot is not None
-        landing.seat(key, slot)
-    landing.controller.pin([ExpertKey(1, 0)])
-    assert landing.hold(COMING, OWNER) is not None
-    return landing
+        reservations.commit(key, slot)
+    reservations.controller.pin([ExpertKey(1, 0)])
+    assert reservations.reserve(COMING, OWNER) is not None
+    return reservations
 
 
 @pytest.mark.skipif(not SUPPORTED, reason="instructions are traced on Python 3.11")
@@ -50,16 +54,16 @@ def begun(scope: Scope) -> Landing:
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_interrupt_at_any_place_is_put_in_order(name: str, scope: Scope) -> None:
     for number in range(1000):
-        landing = begun(scope)
+        reservations = begun(scope)
         strike = Breakpoints(number)
         try:
             with strike:
-                CHANGES[name](landing)
+                CHANGES[name](reservations)
         except KeyboardInterrupt:
-            controller = landing.controller
+            controller = reservations.controller
             controller.rebuild()
             check_slots(controller, {key: held.slot for key, held in controller.coming.items()})
-            landing.give_back_all(OWNER)
+            reservations.cancel_all(OWNER)
             check_slots(controller, {})
             assert (controller.table.last[COMING] == 0) == (COMING not in controller.pins())
         if not strike.struck:
@@ -71,17 +75,17 @@ def test_an_interrupt_at_any_place_is_put_in_order(name: str, scope: Scope) -> N
 @pytest.mark.skipif(not SUPPORTED, reason="instructions are traced on Python 3.11")
 def test_putting_in_order_may_be_interrupted_itself() -> None:
     for number in range(1000):
-        landing = begun(Scope.LAYER)
+        reservations = begun(Scope.LAYER)
         with pytest.raises(KeyboardInterrupt), Breakpoints(9):
-            CHANGES["evict"](landing)
-        assert landing.controller.changes
+            CHANGES["evict"](reservations)
+        assert reservations.controller.changes
         strike = Breakpoints(number)
         try:
             with strike:
-                landing.controller.rebuild()
+                reservations.controller.rebuild()
         except KeyboardInterrupt:
-            landing.controller.rebuild()
-        controller = landing.controller
+            reservations.controller.rebuild()
+        controller = reservations.controller
         check_slots(controller, {key: held.slot for key, held in controller.coming.items()})
         if not strike.struck:
             assert number > 3

@@ -22,8 +22,8 @@ from plan_twins import DEVICE, Twins  # noqa: E402
 
 from hotset import reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
-from hotset.cache.landing import Landing  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.cache.reservations import Reservations  # noqa: E402
 from hotset.engine.device.table import DeviceTable  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.policies import parse  # noqa: E402
@@ -252,7 +252,7 @@ def test_what_does_not_fit_is_refused():
     table = DeviceTable.upload(host, DEVICE)
     with pytest.raises(HotsetError, match="129 pairs"):
         Plan(host, table, 129, torch.zeros(15, dtype=torch.int32), 15)
-    Landing(host).hold(ExpertKey(0, 1))
+    Reservations(host).hold(ExpertKey(0, 1))
     for way in (lambda: DeviceTable.upload(host, DEVICE), lambda: table.refresh(host)):
         with pytest.raises(HotsetError, match="on their way"):
             way()

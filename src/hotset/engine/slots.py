@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.cache.controller import Controller
-from hotset.cache.landing import Landing
+from hotset.cache.reservations import Reservations
 from hotset.cache.table import Table
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
@@ -42,7 +42,7 @@ class SlotCache:
     def __init__(self, controller: Controller) -> None:
         plan = controller.plan
         self.controller = controller
-        self.landing = Landing(controller)
+        self.reservations = Reservations(controller)
         self.rows: Ints = np.arange(plan.cached, dtype=np.int32)
         self.staging = range(plan.cached, plan.cached + plan.staging)
         self.num_rows = plan.cached + plan.staging + plan.ahead
@@ -112,20 +112,20 @@ class SlotCache:
 
         With `evict` the expert of the lowest score makes room; not while an event computes with its row.
         """
-        slots = self.landing.hold_all(keys, evict=evict and not self._in_use, owner=owner)
+        slots = self.reservations.reserve_all(keys, evict=evict and not self._in_use, owner=owner)
         return {key: int(self.rows[slot]) for key, slot in slots.items()}
 
     def commit(self, key: ExpertKey, *, pin: bool = False) -> bool:
         """Give an expert that has arrived the slot reserved for it; false if it came another way meanwhile."""
-        return self.landing.seat(key, self.controller.coming[key].slot, pin=pin)
+        return self.reservations.commit(key, self.controller.coming[key].slot, pin=pin)
 
     def cancel(self, key: ExpertKey) -> None:
         """Free the slot that is reserved for an expert."""
-        self.landing.give_back(key, self.controller.coming[key].slot)
+        self.reservations.cancel(key, self.controller.coming[key].slot)
 
     def cancel_all(self, owner: object) -> None:
         """Free all slots that are reserved for one owner."""
-        self.landing.give_back_all(owner)
+        self.reservations.cancel_all(owner)
 
     def invalidate(self, layer: int, experts: Sequence[int]) -> None:
         """Empty the slots of experts whose bytes never arrived."""

@@ -109,7 +109,7 @@ class Insight:
 
     def _loads(self) -> tuple[Counts, Counts]:
         """Loads of every expert in the background, and what one load of it moves."""
-        return self.engine.cache.landing.warmed, self._load_bytes
+        return self.engine.cache.reservations.preloaded, self._load_bytes
 
     @cached_property
     def _load_bytes(self) -> Counts:

@@ -74,7 +74,7 @@ class _History(NamedTuple):
 
 def _history(engine: Engine) -> _History:
     controller = engine.controller
-    warmed = int(engine.cache.landing.warmed.sum())
+    warmed = int(engine.cache.reservations.preloaded.sum())
     return _History(int(controller.table.clock[0]), controller.version + warmed + len(controller.pins()))
 
 

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from live_samples import ONLINE, SCOPES, arrays_of, ask, assert_same, cache_of
 
 from hotset.cache import Scope
-from hotset.cache.landing import Landing
+from hotset.cache.reservations import Reservations
 from hotset.errors import BudgetError
 from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Event, Phase
@@ -46,7 +46,7 @@ class Interleaving(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(ONLINE), scope=st.sampled_from(SCOPES), slots=st.integers(4, 17))
     def begin(self, policy, scope, slots):
         self.controller = cache_of(SHAPE, slots, policy, scope)
-        self.landing = Landing(self.controller)
+        self.reservations = Reservations(self.controller)
         self.held = {}
         self.warmed = 0
 
@@ -55,7 +55,7 @@ class Interleaving(RuleBasedStateMachine):
         here = self.controller.table.slot_of[key] >= 0 or key in self.held
         group = self.controller.table.group_of[key.layer]
         room = self.controller.table.num_free[group] > 0
-        slot = self.landing.hold(key)
+        slot = self.reservations.reserve(key)
         assert (slot is None) == (here or not room)
         if slot is not None:
             self.held[key] = slot
@@ -64,7 +64,7 @@ class Interleaving(RuleBasedStateMachine):
     def hold_all(self, wanted, evict):
         pins = self.controller.pins()
         before = set(self.controller.residents())
-        found = self.landing.hold_all(wanted, evict=evict)
+        found = self.reservations.reserve_all(wanted, evict=evict)
         assert not found.keys() & (self.held.keys() | set(self.controller.residents()))
         assert evict or before == set(self.controller.residents())
         assert self.controller.pins() == pins
@@ -78,7 +78,7 @@ class Interleaving(RuleBasedStateMachine):
         came_first = self.controller.table.slot_of[key] >= 0
         free = int(self.controller.table.num_free.sum())
         slot = self.held.pop(key)
-        assert self.landing.seat(key, slot, pin=pin) is not bool(came_first)
+        assert self.reservations.commit(key, slot, pin=pin) is not bool(came_first)
         assert key in self.controller.residents()
         assert (key in self.controller.pins()) or not pin
         assert self.controller.table.num_free.sum() == free + came_first
@@ -89,14 +89,14 @@ class Interleaving(RuleBasedStateMachine):
     def give_back(self, number):
         key = sorted(self.held)[number % len(self.held)]
         before = self.controller.residents()
-        self.landing.give_back(key, self.held.pop(key))
+        self.reservations.cancel(key, self.held.pop(key))
         assert self.controller.residents() == before
 
     @rule(layer=st.integers(0, SHAPE.layers - 1))
     def make_room(self, layer):
         group = self.controller.table.group_of[layer]
         free, before = self.controller.table.num_free[group], set(self.controller.residents())
-        found = self.landing.make_room(layer)
+        found = self.reservations.make_room(layer)
         left = before - set(self.controller.residents())
         assert found == (self.controller.table.num_free[group] > 0)
         assert len(left) == (found and not free)
@@ -150,8 +150,8 @@ class Interleaving(RuleBasedStateMachine):
     def every_slot_has_one_owner(self):
         if hasattr(self, "held"):
             check_slots(self.controller, self.held)
-            assert self.landing.held == len(self.held)
-            assert self.landing.warmed.sum() == self.warmed
+            assert self.reservations.count == len(self.held)
+            assert self.reservations.preloaded.sum() == self.warmed
 
 
 Interleaving.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
@@ -164,7 +164,7 @@ def full(policy="lru", scope=Scope.LAYER):
     for layer in (0, 1):
         ask(controller, layer, 0, 1)
         ask(controller, layer, 2)
-    return controller, Landing(controller)
+    return controller, Reservations(controller)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -172,115 +172,115 @@ def test_a_slot_given_back_is_as_if_it_was_never_held(scope):
     controller = cache_of(SHAPE, 12, "lfu", scope)
     ask(controller, 0, 1, 2)
     before = arrays_of(controller)
-    landing = Landing(controller)
+    reservations = Reservations(controller)
     wanted = [ExpertKey(0, 5), ExpertKey(2, 0)]
-    held = landing.hold_all(wanted)
+    held = reservations.reserve_all(wanted)
     assert list(held) == wanted
     for key in reversed(wanted):
-        landing.give_back(key, held[key])
+        reservations.cancel(key, held[key])
     assert_same(arrays_of(controller), before)
-    assert landing.held == 0
+    assert reservations.count == 0
 
 
 def test_an_expert_that_is_here_or_on_its_way_gets_no_second_slot():
     controller = cache_of(SHAPE, 12)
-    landing = Landing(controller)
+    reservations = Reservations(controller)
     ask(controller, 0, 1)
-    assert landing.hold(ExpertKey(0, 1)) is None
-    assert landing.hold(ExpertKey(0, 2)) is not None
-    assert landing.hold(ExpertKey(0, 2)) is None
-    assert landing.held == 1
+    assert reservations.reserve(ExpertKey(0, 1)) is None
+    assert reservations.reserve(ExpertKey(0, 2)) is not None
+    assert reservations.reserve(ExpertKey(0, 2)) is None
+    assert reservations.count == 1
 
 
 def test_an_expert_on_its_way_is_served_and_its_held_slot_comes_back():
     controller = cache_of(ModelShape(1, 8, 2), 4)
-    landing, key = Landing(controller), ExpertKey(0, 7)
-    slot = landing.hold(key)
+    reservations, key = Reservations(controller), ExpertKey(0, 7)
+    slot = reservations.reserve(key)
     served = ask(controller, 0, 6, 7)
     assert served.hits == 0
     assert all(load.slot not in (None, slot) for load in served.loads)
     assert controller.table.num_free[0] == 1
-    assert landing.seat(key, slot) is False
+    assert reservations.commit(key, slot) is False
     assert controller.table.num_free[0] == 2
     assert controller.residents() == [(0, 6), (0, 7)]
-    assert not landing.warmed.any()
+    assert not reservations.preloaded.any()
     check_slots(controller, {})
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_event_takes_a_held_slot(policy, scope):
-    controller, landing = full(policy, scope)
-    held = landing.hold_all([ExpertKey(0, 7)], evict=True)
+    controller, reservations = full(policy, scope)
+    held = reservations.reserve_all([ExpertKey(0, 7)], evict=True)
     assert len(held) == 1
     for first in range(0, 6, 2):
         served = ask(controller, 0, first, first + 1)
         assert not {load.slot for load in served.loads} & set(held.values())
         check_slots(controller, held)
-    assert landing.seat(ExpertKey(0, 7), held[ExpertKey(0, 7)])
+    assert reservations.commit(ExpertKey(0, 7), held[ExpertKey(0, 7)])
     assert ask(controller, 0, 7).hits == 1
 
 
 def test_room_is_made_by_the_weakest_and_only_if_there_is_none():
-    controller, landing = full()
-    assert landing.make_room(0)
+    controller, reservations = full()
+    assert reservations.make_room(0)
     assert controller.residents() == [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]  # 0 is as old as 1, and lower
-    assert landing.make_room(0)
+    assert reservations.make_room(0)
     assert len(controller.residents()) == 5
 
 
 def test_nobody_leaves_where_all_slots_are_pinned_or_held():
-    controller, landing = full()
+    controller, reservations = full()
     controller.pin([(0, 0)])
-    held = landing.hold_all([ExpertKey(0, 6), ExpertKey(0, 7)], evict=True)
+    held = reservations.reserve_all([ExpertKey(0, 6), ExpertKey(0, 7)], evict=True)
     assert len(held) == 2
-    assert not landing.make_room(0)
-    assert landing.hold_all([ExpertKey(0, 5)], evict=True) == {}
+    assert not reservations.make_room(0)
+    assert reservations.reserve_all([ExpertKey(0, 5)], evict=True) == {}
     assert [load.slot for load in ask(controller, 0, 3, 4).loads] == [None, None]
     check_slots(controller, held)
 
 
 def test_without_leave_to_evict_a_full_layer_is_left_alone():
-    controller, landing = full()
+    controller, reservations = full()
     before = arrays_of(controller)
-    assert landing.hold_all([ExpertKey(0, 6), ExpertKey(1, 7)]) == {}
+    assert reservations.reserve_all([ExpertKey(0, 6), ExpertKey(1, 7)]) == {}
     assert_same(arrays_of(controller), before)
 
 
 def test_a_seat_can_be_pinned_and_is_counted_as_warmed():
     controller = cache_of(SHAPE, 12)
-    landing, key = Landing(controller), ExpertKey(1, 4)
-    assert landing.seat(key, landing.hold(key), pin=True)
+    reservations, key = Reservations(controller), ExpertKey(1, 4)
+    assert reservations.commit(key, reservations.reserve(key), pin=True)
     assert controller.pins() == [key]
-    assert landing.warmed[key] == landing.warmed.sum() == 1
+    assert reservations.preloaded[key] == reservations.preloaded.sum() == 1
 
 
 def test_an_expert_pinned_while_on_its_way_stays_pinned():
     controller = cache_of(SHAPE, 12)
-    landing, key = Landing(controller), ExpertKey(1, 4)
-    slot = landing.hold(key)
+    reservations, key = Reservations(controller), ExpertKey(1, 4)
+    slot = reservations.reserve(key)
     controller.pin([key])
-    assert landing.seat(key, slot) is False
+    assert reservations.commit(key, slot) is False
     assert controller.pins() == [key]
     check_slots(controller, {})
 
 
 def test_pins_that_would_starve_a_layer_are_refused_when_they_arrive():
     controller = cache_of(ModelShape(1, 8, 2), 3)
-    landing = Landing(controller)
+    reservations = Reservations(controller)
     first, second = ExpertKey(0, 6), ExpertKey(0, 7)
-    held = landing.hold_all([first, second])
-    landing.seat(first, held[first], pin=True)
+    held = reservations.reserve_all([first, second])
+    reservations.commit(first, held[first], pin=True)
     with pytest.raises(BudgetError, match="2 pins starve layer 0"):
-        landing.seat(second, held[second], pin=True)
+        reservations.commit(second, held[second], pin=True)
     assert controller.pins() == [first]
     check_slots(controller, {})
 
 
 def test_a_held_slot_outlives_a_pin_that_came_and_went():
     controller = cache_of(ModelShape(1, 8, 2), 5)
-    landing, key = Landing(controller), ExpertKey(0, 7)
-    held = {key: landing.hold(key)}
+    reservations, key = Reservations(controller), ExpertKey(0, 7)
+    held = {key: reservations.reserve(key)}
     controller.pin([key])
     controller.unpin([key])
     for first in range(0, 6, 2):
@@ -289,8 +289,8 @@ def test_a_held_slot_outlives_a_pin_that_came_and_went():
 
 
 def test_nobody_is_evicted_for_an_expert_on_its_way():
-    controller, landing = full()
-    landing.hold_all([ExpertKey(0, 7)], evict=True)
+    controller, reservations = full()
+    reservations.reserve_all([ExpertKey(0, 7)], evict=True)
     before = controller.residents()
-    assert landing.hold_all([ExpertKey(0, 7)], evict=True) == {}
+    assert reservations.reserve_all([ExpertKey(0, 7)], evict=True) == {}
     assert controller.residents() == before

@@ -1,4 +1,4 @@
-"""Slots for experts that nobody waits for: held while the bytes are on their way, taken when they have arrived."""
+"""Slots for experts that no event waits for: reserved while bytes are on their way, committed when they are there."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hotset.cache.table import COMING
 from hotset.shape import ExpertKey
 
 
-class Landing:
-    """Holds slots of one cache; whoever calls sees to it that no event is served meanwhile."""
+class Reservations:
+    """Reserves slots of one cache; callers see to it that no event is served meanwhile."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         shape = controller.plan.shape
-        self.warmed = np.zeros((shape.layers, shape.experts), np.int64)
+        self.preloaded = np.zeros((shape.layers, shape.experts), np.int64)
 
-    def hold(self, key: ExpertKey, owner: object = None) -> int | None:
-        """Hold an empty slot for an expert; None if there is none, or the expert is here or on its way."""
+    def reserve(self, key: ExpertKey, owner: object = None) -> int | None:
+        """Reserve an empty slot for an expert; None if there is none, or the expert is here or on its way."""
         table, (layer, expert) = self.controller.table, key
         group = int(table.group_of[layer])
         if table.slot_of[key] >= 0 or key in self.controller.coming or not table.num_free[group]:
@@ -34,48 +34,50 @@ class Landing:
         self.controller.changes -= 1
         return slot
 
-    def hold_all(self, keys: Iterable[ExpertKey], *, evict: bool = False, owner: object = None) -> dict[ExpertKey, int]:
-        """Hold a slot for each expert that needs one and finds one, evicting the weakest if that is allowed."""
+    def reserve_all(
+        self, keys: Iterable[ExpertKey], *, evict: bool = False, owner: object = None
+    ) -> dict[ExpertKey, int]:
+        """Reserve a slot for each expert that needs one and finds one, by eviction if that is allowed."""
         held = {}
         for key in keys:
             if evict and self.controller.table.slot_of[key] < 0 and key not in self.controller.coming:
                 self.make_room(key.layer)
-            if (slot := self.hold(key, owner)) is not None:
+            if (slot := self.reserve(key, owner)) is not None:
                 held[key] = slot
         return held
 
-    def seat(self, key: ExpertKey, slot: int, *, pin: bool = False) -> bool:
+    def commit(self, key: ExpertKey, slot: int, *, pin: bool = False) -> bool:
         """Give an expert that has arrived its slot; false if it came another way meanwhile, which frees the slot."""
         table = self.controller.table
         came_first = bool(table.slot_of[key] >= 0)
         if came_first:
-            self.give_back(key, slot)
+            self.cancel(key, slot)
         else:
             self.controller.changes += 1
             table.slot_of[key] = slot
             table.resident[key.layer] += 1
-            self.warmed[key] += 1
+            self.preloaded[key] += 1
             self.controller.restore_last(key)
             self.controller.changes -= 1
         if pin:
             self.controller.pin([key])
         return not came_first
 
-    def give_back(self, key: ExpertKey, slot: int) -> None:
-        """Empty a slot that was held: its expert does not come, or is not needed any more."""
+    def cancel(self, key: ExpertKey, slot: int) -> None:
+        """Free a slot that was reserved: its expert does not come, or is not needed any more."""
         self.controller.changes += 1
         self.controller.restore_last(key)
         self.controller.vacate(key.layer, slot)
         self.controller.changes -= 1
 
-    def give_back_all(self, owner: object) -> None:
-        """Empty all slots that were held for one owner."""
+    def cancel_all(self, owner: object) -> None:
+        """Free all slots that were reserved for one owner."""
         for key, held in tuple(self.controller.coming.items()):
             if held.owner is owner:
-                self.give_back(key, held.slot)
+                self.cancel(key, held.slot)
 
     def make_room(self, layer: int) -> bool:
-        """See that a layer has an empty slot, by evicting its weakest expert if need be; false if none may leave."""
+        """See that a layer has an empty slot, by evicting its expert of lowest score if need be; false if it cannot."""
         controller, table = self.controller, self.controller.table
         if table.num_free[table.group_of[layer]]:
             return True
@@ -86,6 +88,6 @@ class Landing:
         return True
 
     @property
-    def held(self) -> int:
-        """The slots that wait for their experts."""
+    def count(self) -> int:
+        """How many slots wait for their experts."""
         return len(self.controller.coming)
