@@ -153,14 +153,15 @@ def test_values_are_kept_as_they_are_meant() -> None:
 
 
 def test_names_of_earlier_versions_work_and_say_so(tmp_path: Path) -> None:
-    with pytest.warns(DeprecationWarning, match=r"learn_every_s is deprecated: use learn_every \(minutes\)"):
+    with pytest.warns(DeprecationWarning, match=r"learn_every_s is deprecated: use learn_every \(minutes\)") as told:
         assert taken(Place.LOAD)("m", learn_every_s=120)[1].learn_every == 2
+    assert told[0].filename == __file__  # the caller's line
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert taken(Place.LOAD)("m", learn_every=3)[1].learn_every == 3
-    told: list[Any] = []
-    done = CliRunner().invoke(command(told), ["--prior", "5", "--new-tokens", "3"], catch_exceptions=False)
-    assert (told[0].prior_tokens, told[1].max_new_tokens) == (5, 3)
+    made: list[Any] = []
+    done = CliRunner().invoke(command(made), ["--prior", "5", "--new-tokens", "3"], catch_exceptions=False)
+    assert (made[0].prior_tokens, made[1].max_new_tokens) == (5, 3)
     assert done.stderr.splitlines() == [
         "note: --prior is deprecated: use --prior-tokens",
         "note: --new-tokens is deprecated: use --max-new-tokens",

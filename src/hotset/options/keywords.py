@@ -45,7 +45,7 @@ def make(
     """The options of these keywords; names of earlier versions are taken, with a deprecation warning."""
     values, notes = up_to_date(kind, values)
     for note in notes:
-        warnings.warn(note, DeprecationWarning, stacklevel=4)
+        warnings.warn(note, DeprecationWarning, stacklevel=3)
     names = {each.name for each in declared(kind, place)}
     rest = {name: values.pop(name) for name in values.keys() - names}
     if rest and more is None:
