@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -120,9 +122,12 @@ def test_help_of_the_commands_in_readme_works() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_python_in_code_blocks_compiles(page: Path) -> None:
+def test_python_in_code_blocks_compiles_and_imports_what_is_there(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-        compile(block, named(page), "exec")
+        for node in ast.walk(ast.parse(block, named(page))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hotset"):
+                module = importlib.import_module(node.module or "")
+                assert not [name.name for name in node.names if not hasattr(module, name.name)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
