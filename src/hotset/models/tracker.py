@@ -159,7 +159,8 @@ class StepTracker:
         elif fresh or next_turn or batch != found.batch:
             found = Sequences(self._allot(batch), batch)
         found.phase = Phase.DECODE if adds else Phase.PREFILL
-        found.end = length + (found.end if length == 1 and not fresh else _seen_tokens(cache))
+        before = 0 if fresh else found.end if length == 1 else _seen_tokens(cache)  # to ask a device is to wait for it
+        found.end = before + length
         if module is self._encoder():
             mine.encoded = found
         self._hold(cache, found)
