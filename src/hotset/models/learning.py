@@ -1,4 +1,4 @@
-"""What a person wants to be learnt and remembered, and how a model begins with it."""
+"""How a model starts warm from a profile, and goes on learning into one."""
 
 from __future__ import annotations
 
