@@ -175,16 +175,16 @@ def test_layers_can_share_what_passes_between_launches() -> None:
     sample = samples.sample_of(*samples.math_of("olmoe"), torch.bfloat16)
     scratch = Scratch.of(sample.math, sample.layout, 8, samples.DEVICE)
     routing = samples.routing_of(sample, tokens=2, top_k=4)
-    kernels = kernels_of(sample, 4, scratch=scratch, most_tokens=2)
+    kernels = kernels_of(sample, 4, scratch=scratch, max_tokens=2)
     assert kernels.scratch is scratch
-    assert kernels_of(sample, 4, scratch=scratch, most_tokens=3).scratch is not scratch
+    assert kernels_of(sample, 4, scratch=scratch, max_tokens=3).scratch is not scratch
     assert_same(compute(kernels, sample, routing), samples.expected(sample, routing))
 
 
 def test_more_tokens_than_there_is_room_for_are_refused() -> None:
     sample = samples.sample_of(*samples.math_of("olmoe"), torch.bfloat16)
     with pytest.raises(ValueError, match="up to 2 tokens"):
-        compute(kernels_of(sample, 4, most_tokens=2), sample, samples.routing_of(sample, tokens=3, top_k=4))
+        compute(kernels_of(sample, 4, max_tokens=2), sample, samples.routing_of(sample, tokens=3, top_k=4))
 
 
 def batch_of(sample: samples.Sample, routing: samples.Routing) -> ExpertBatch:

@@ -168,6 +168,6 @@ def make_step_kernels(tokens: int, state: DeviceCacheState, controller: Controll
     experts: list[TritonExperts] = []
     for source, spec in zip(catalog.layers, specs, strict=True):
         scratch = experts[-1].scratch if experts else None  # of all layers, since one computes at a time
-        kernels = TritonExperts(arena, source.layout, spec, top_k=shape.top_k, most_tokens=tokens, scratch=scratch)
+        kernels = TritonExperts(arena, source.layout, spec, top_k=shape.top_k, max_tokens=tokens, scratch=scratch)
         experts.append(kernels)
     return StepKernels(tokens, state, planned, experts, Gather(*memory, used, state.host_row_of), ahead, predict)

@@ -24,7 +24,7 @@ class FewTokenKernels(ExpertKernels):
 
     def __init__(self, arena: Arena, layout: SlotLayout, spec: ExpertSpec, top_k: int, many: ExpertKernels) -> None:
         self.spec, self.many = spec, many
-        self.kernels = TritonExperts(arena, layout, spec, top_k=top_k, most_tokens=0)
+        self.kernels = TritonExperts(arena, layout, spec, top_k=top_k, max_tokens=0)
         self._uploads = PairUploads(arena.memory.device)
 
     def few(self, batch: ExpertBatch) -> bool:

@@ -26,7 +26,7 @@ from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
 
-MOST_TOKENS = 8
+MAX_TOKENS = 8
 PAIRS_AT_ONCE = 8
 """So many experts of a token are multiplied side by side; each takes registers of its own."""
 DTYPES = ("float32", "bfloat16", "float16")
@@ -52,7 +52,7 @@ class Scratch:
 
     hidden: Tensor  # [pairs, intermediate], in the type computed in
     raw: Tensor  # [pairs, width]: results of early pairs, in the type computed in
-    late: Tensor  # int8 [pairs]: nobody is, for whoever does not say
+    late: Tensor  # int8 [pairs]: all zeros, for callers that give none
 
     @classmethod
     def of(cls, spec: ExpertSpec, layout: SlotLayout, pairs: int, device: torch.device) -> Scratch:
@@ -111,7 +111,7 @@ class TritonExperts:
         spec: ExpertSpec,
         *,
         top_k: int,
-        most_tokens: int = MOST_TOKENS,
+        max_tokens: int = MAX_TOKENS,
         scratch: Scratch | None = None,
         choices: tuple[Choice, Choice] | None = None,
     ) -> None:
@@ -121,10 +121,10 @@ class TritonExperts:
             raise UnsupportedExpertsError(reason)
         self.up = TiledLinear.of(RowLinear(arena, layout, spec.up, spec.up_bias, spec.up_transposed))
         self.down = TiledLinear.of(RowLinear(arena, layout, spec.down, spec.down_bias, spec.down_transposed))
-        self.dtype, self.top_k, self.most_tokens = self.up.linear.dtype, top_k, most_tokens
+        self.dtype, self.top_k, self.max_tokens = self.up.linear.dtype, top_k, max_tokens
         self.activation = activation
         self.inner, self.width = self.down.linear.depth, self.down.linear.width
-        pairs = most_tokens * top_k
+        pairs = max_tokens * top_k
         if scratch is None or not scratch.serves(spec, layout, pairs):
             scratch = Scratch.of(spec, layout, pairs, arena.memory.device)
         self.scratch = scratch
@@ -249,7 +249,7 @@ class _Trial:
     ) -> None:
         random = torch.Generator("cpu").manual_seed(0)
         self.kernels, rows = kernels, len(kernels.up.parts[0])
-        tokens = min(bucket(tokens), kernels.most_tokens)
+        tokens = min(bucket(tokens), kernels.max_tokens)
         shape = (sets, tokens * kernels.top_k)
         self.rows = torch.randint(rows, shape, generator=random, dtype=torch.int32, device="cpu").to(device)
         self.x = torch.zeros((tokens, kernels.width), dtype=kernels.dtype, device=device)

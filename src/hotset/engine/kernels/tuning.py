@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 Trial = Callable[[Choice], None]
 
 # Matrices by rows: 32 lanes with 16 bytes each are 256 numbers of two bytes, and with that much depth to every warp the
-# input lies in the threads that need it. A single warp has nobody to wait for. Matrices by columns: while the input of
+# input lies in the threads that need it. A single warp waits for no other. Matrices by columns: while the input of
 # a step is fewer numbers than there are threads, each loads what it needs, without an exchange through shared memory.
 _LISTS = {
     ("up", False): [
