@@ -34,7 +34,7 @@ from hotset.shape import ExpertKey
 from hotset.sim.link import Link
 from hotset.sim.prefetch import simulate_prefetch
 from hotset.trace import Phase, Trace
-from hotset.transfer import Flight
+from hotset.transfer import ReadTransfer
 from hotset.transfer.readers import Load
 
 from common import publish
@@ -120,14 +120,14 @@ def link_bytes_per_s(contender: Contender) -> float:
     if contender.device == "cpu":
         staging = engine.cache.staging
         for layer, expert in keys:
-            flight = Flight()
+            transfer = ReadTransfer()
             others = [(expert + 7 * i) % shape.experts for i in range(len(staging))]
             engine.offload.mover.readers.start(
-                flight, [Load(layer, e, row) for e, row in zip(others, staging, strict=True)]
+                transfer, [Load(layer, e, row) for e, row in zip(others, staging, strict=True)]
             )
             left = len(staging)
             while left:
-                left -= len(flight.take())
+                left -= len(transfer.wait_any())
         return len(keys) * len(staging) * size / (time.perf_counter() - began)
     torch.cuda.synchronize()
     began = time.perf_counter()

@@ -18,7 +18,7 @@ from calls import call, model_folder
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-PATIENCE_S = 200.0  # to fail at last, not to measure
+CANCEL_TIMEOUT_S = 200.0  # to fail at last, not to measure
 PROMPT = "Il mercato del"
 LONG = ("--memory", "25%", "--max-new-tokens", "3000")
 
@@ -42,7 +42,7 @@ class Terminal:
 
     def wait_for(self, wanted: str, after: int = 0) -> str:
         """Read until a pattern is on the screen behind a place."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + CANCEL_TIMEOUT_S
         while not (found := re.search(wanted, self.text[after:])):
             assert time.monotonic() < deadline, f"no {wanted!r} in {self.text!r}"
             assert self._read(), f"it ended without {wanted!r}: {self.text!r}"
@@ -50,7 +50,7 @@ class Terminal:
 
     def end(self) -> int:
         """The exit code, once all that is left to say was said."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + CANCEL_TIMEOUT_S
         while self._read():
             assert time.monotonic() < deadline, self.text
         self.ended = True

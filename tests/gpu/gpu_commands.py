@@ -18,7 +18,7 @@ PROMPT = "La storia della città di Roma"
 TOKENS = 48
 WIDTH = 1024
 """Of the experts: 400 MB of them, so that it takes a moment to read them all."""
-PATIENCE_S = 180.0
+CANCEL_TIMEOUT_S = 180.0
 UNTUNED = {"HOTSET_TUNE": "0"}
 """The first choice for every kernel: to compile and time them all takes a minute in every new process."""
 
@@ -27,7 +27,7 @@ def hotset(*words: Any, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a command of hotset as a process."""
     command = [sys.executable, "-W", "ignore", "-m", "hotset", *map(str, words)]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=os.environ | UNTUNED
+        command, capture_output=True, text=True, timeout=CANCEL_TIMEOUT_S, check=False, env=os.environ | UNTUNED
     )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
@@ -55,7 +55,7 @@ class Terminal:
 
     def wait_for(self, wanted: str, after: int = 0) -> None:
         """Read until something has appeared on the screen behind a place."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + CANCEL_TIMEOUT_S
         while wanted not in self.text[after:]:
             assert time.monotonic() < deadline, f"no {wanted!r} in {self.text!r}"
             ready, _, _ = select.select([self.screen], [], [], 1.0)

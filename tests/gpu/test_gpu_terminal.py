@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from gpu_commands import PATIENCE_S, PROMPT, UNTUNED, Terminal  # noqa: E402
+from gpu_commands import CANCEL_TIMEOUT_S, PROMPT, UNTUNED, Terminal  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -61,7 +61,7 @@ def test_ctrl_c_in_the_middle_of_a_run_ends_in_order(folder: Path) -> None:
         else:
             time.sleep(4)
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=PATIENCE_S)
+        _, errors = child.communicate(timeout=CANCEL_TIMEOUT_S)
         ended = (130,) if wait else (130, -signal.SIGINT)  # before hotset runs, the interpreter ends by the signal
         assert child.returncode in ended, errors
         assert b"Traceback" not in errors

@@ -24,7 +24,7 @@ from hotset import reference  # noqa: E402
 from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import BudgetError  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
-from hotset.transfer import Flight, Readers  # noqa: E402
+from hotset.transfer import Readers, ReadTransfer  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
 from hotset.transfer.readers import Load, Rank  # noqa: E402
 
@@ -180,14 +180,14 @@ def test_what_somebody_waits_for_is_read_before_what_nobody_does() -> None:
             super().bring(job, scratch)
 
     readers = Watched(engine.offload.catalog, engine.offload.arena.rows().__getitem__, threads=1)
-    flights = [Flight(), Flight()]
-    readers.start(flights[0], [Load(1, expert, expert) for expert in range(6)], Rank.BACKGROUND)
-    readers.start(flights[1], [Load(0, expert, 32 + expert) for expert in range(6)])
+    transfers = [ReadTransfer(), ReadTransfer()]
+    readers.start(transfers[0], [Load(1, expert, expert) for expert in range(6)], Rank.BACKGROUND)
+    readers.start(transfers[1], [Load(0, expert, 32 + expert) for expert in range(6)])
     gate.set()
-    for flight in flights:
+    for transfer in transfers:
         landed: list[int] = []
         while len(landed) < 6:
-            landed += flight.take()
+            landed += transfer.wait_any()
     readers.close()
     model.hotset.close()
     kinds = [kind for kind, _ in order]

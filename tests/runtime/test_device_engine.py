@@ -21,7 +21,7 @@ from hotset.engine.preload import BackgroundLoader  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
 from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
-from hotset.transfer import Flight, Readers  # noqa: E402
+from hotset.transfer import Readers, ReadTransfer  # noqa: E402
 from hotset.transfer.readers import Load  # noqa: E402
 
 
@@ -152,9 +152,9 @@ def test_a_prompt_that_follows_the_load_finds_a_ram_tier_that_is_still_being_fil
 def reread(engine: Any, key: ExpertKey) -> Any:
     """An expert as it comes from disk."""
     target = np.full((1, engine.offload.catalog.slot_bytes), 0xFF, np.uint8)
-    readers, flight = Readers(engine.offload.catalog, target.__getitem__, threads=1, direct=False), Flight()
-    readers.start(flight, [Load(key.layer, key.expert, 0)])
-    flight.take()
+    readers, transfer = Readers(engine.offload.catalog, target.__getitem__, threads=1, direct=False), ReadTransfer()
+    readers.start(transfer, [Load(key.layer, key.expert, 0)])
+    transfer.wait_any()
     readers.close()
     return target[0]
 

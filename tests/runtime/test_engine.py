@@ -238,11 +238,11 @@ def test_a_passing_read_error_is_retried(monkeypatch: Any, stock: Any) -> None:
 
 
 def test_an_interrupt_leaves_the_cache_in_order(monkeypatch: Any, stock: Any) -> None:
-    from hotset.transfer.flight import Flight
+    from hotset.transfer.reads import ReadTransfer
 
     model = load("25%")
     ids = torch.arange(100, 130).unsqueeze(0)
-    take, calls = Flight.take, []
+    take, calls = ReadTransfer.wait_any, []
 
     def interrupted(self: Any) -> Any:
         calls.append(1)
@@ -250,7 +250,7 @@ def test_an_interrupt_leaves_the_cache_in_order(monkeypatch: Any, stock: Any) ->
             raise KeyboardInterrupt
         return take(self)
 
-    monkeypatch.setattr(Flight, "take", interrupted)
+    monkeypatch.setattr(ReadTransfer, "wait_any", interrupted)
     with torch.no_grad(), pytest.raises(KeyboardInterrupt):
         model(ids)
     with torch.no_grad():

@@ -32,7 +32,7 @@ from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import HotsetError, StoreError  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
-from hotset.transfer import flight  # noqa: E402
+from hotset.transfer import reads  # noqa: E402
 from hotset.transfer.readers import Jobs  # noqa: E402
 
 PROMPTS = [torch.tensor([[5 + 97 * n, 900, 31 * n + 12, 7, 410 + n]]) for n in range(3)]
@@ -81,7 +81,7 @@ def places_of(model: Any) -> list[tuple[Place, int]]:
     with Breakpoints() as counted:
         greedy(model, PROMPTS[1], 2)
     kept = (
-        "driver.py", "copies.py", "guard.py", "slots.py", "tiers.py", "prefetcher.py", "disk.py", "flight.py",
+        "driver.py", "copies.py", "guard.py", "slots.py", "tiers.py", "prefetcher.py", "disk.py", "transfer.py",
         "readers.py", "controller.py",
     )  # fmt: skip
     return [(place, times) for place, times in counted.passed.items() if place.file in kept]
@@ -120,7 +120,7 @@ def test_loads_that_were_boarded_and_never_queued_hold_nothing_up(
         for _ in jobs if not before else ():
             self._ready.put(None)
 
-    monkeypatch.setattr(flight, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(reads, "CANCEL_TIMEOUT_S", 1.0)
     monkeypatch.setattr(Jobs, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         greedy(on_cpu, PROMPTS[0])
@@ -203,10 +203,10 @@ def test_a_disk_that_hangs_is_said_so_and_the_model_works_once_it_answers(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(flight, "PATIENCE_S", 0.2)
-        patch.setattr("hotset.transfer.readers._HUNG_PATIENCE_S", 0.2)
+        patch.setattr(reads, "CANCEL_TIMEOUT_S", 0.2)
+        patch.setattr("hotset.transfer.readers._HUNG_TIMEOUT_S", 0.2)
         patch.setattr(store_file, "_preadv", hang)
-        patch.setattr(flight.Flight, "take", interrupted)
+        patch.setattr(reads.ReadTransfer, "wait_any", interrupted)
         with pytest.raises(KeyboardInterrupt):
             greedy(on_cpu, PROMPTS[0])
         with pytest.raises(StoreError, match="does not answer"):

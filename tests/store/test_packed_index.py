@@ -18,7 +18,7 @@ from hotset.store import PAGE_BYTES, Matrix, Part, SlotLayout
 from hotset.store.pack import without_gaps
 from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_packed
 from hotset.store.plan import PackKey, PackLayer, PackPlan
-from hotset.transfer import Flight, Readers
+from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.file import aligned_buffer
 from hotset.transfer.readers import Load
 
@@ -38,9 +38,9 @@ def test_every_expert_is_one_aligned_read_of_the_bytes_that_went_in(pack: Path) 
     for key in plan.keys():  # noqa: SIM118
         (segment,) = catalog.layers[key.layer].experts[key.expert]
         assert segment.offset % PAGE_BYTES == segment.size_bytes % PAGE_BYTES == segment.target == 0
-        flight = Flight()
-        readers.start(flight, [Load(key.layer, key.expert, 0)])
-        flight.take()
+        transfer = ReadTransfer()
+        readers.start(transfer, [Load(key.layer, key.expert, 0)])
+        transfer.wait_any()
         layout = plan.layers[key.layer].layout
         for part in layout.parts:
             where = slice(part.offset, part.offset + part.size_bytes)

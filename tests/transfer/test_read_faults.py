@@ -16,7 +16,7 @@ from hotset.errors import HotsetError, StoreError
 from hotset.store import PAGE_BYTES, Segment
 from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of
-from hotset.transfer import Flight, Readers, file
+from hotset.transfer import Readers, ReadTransfer, file
 from hotset.transfer.file import StoreFile, aligned_buffer
 from hotset.transfer.readers import Load
 
@@ -152,11 +152,11 @@ def test_an_error_reaches_whoever_waits_and_the_readers_live_on(path: Path, monk
     slots = slots_of(3, SLOT)
     readers = Readers(catalog_of([path], EXPERTS, SLOT), slots.__getitem__)
     monkeypatch.setattr(file, "_preadv", failing(10**9, errno.EIO))
-    flight = Flight()
-    readers.start(flight, [Load(0, expert, expert) for expert in range(3)])
+    transfer = ReadTransfer()
+    readers.start(transfer, [Load(0, expert, expert) for expert in range(3)])
     with pytest.raises(StoreError, match="Input/output error"):
-        flight.take()
-    flight.abandon()
+        transfer.wait_any()
+    transfer.cancel_and_wait()
     monkeypatch.setattr(file, "_preadv", os.preadv)
     load_all(readers, 3)
     assert slots[1].tobytes() == naive([path], EXPERTS[1], SLOT)
@@ -196,10 +196,10 @@ def test_a_flipped_bit_is_found_the_first_time_the_expert_is_read(tmp_path: Path
     experts = [[Segment(0, 0, PAGE_BYTES, 0)], [Segment(0, PAGE_BYTES, PAGE_BYTES, 0)]]
     readers = Readers(catalog_of([path], experts, PAGE_BYTES, None, digests), slots_of(2, PAGE_BYTES).__getitem__)
     load_all(readers, 1)
-    flight = Flight()
-    readers.start(flight, [Load(0, 1, 1)])
+    transfer = ReadTransfer()
+    readers.start(transfer, [Load(0, 1, 1)])
     with pytest.raises(StoreError, match=r"layer 0, expert 1 .*experts\.hotset is damaged at byte 4,096 .*again"):
-        flight.take()
+        transfer.wait_any()
     readers.close()
 
 

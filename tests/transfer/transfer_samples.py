@@ -9,7 +9,7 @@ import numpy as np
 
 from hotset.store import Catalog, LayerSource, Part, Segment, SlotLayout
 from hotset.store.catalog import Bytes
-from hotset.transfer import Flight, Readers
+from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.file import aligned_buffer
 from hotset.transfer.readers import Load
 
@@ -51,8 +51,8 @@ def slots_of(count: int, slot_bytes: int) -> list[Bytes]:
 
 def load_all(readers: Readers, experts: int, layer: int = 0) -> None:
     """Bring every expert into the slot of its number."""
-    flight = Flight()
-    readers.start(flight, [Load(layer, expert, expert) for expert in range(experts)])
+    transfer = ReadTransfer()
+    readers.start(transfer, [Load(layer, expert, expert) for expert in range(experts)])
     left = set(range(experts))
     while left:
-        left -= set(flight.take())
+        left -= set(transfer.wait_any())

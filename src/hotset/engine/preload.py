@@ -15,7 +15,7 @@ from hotset.errors import BudgetError, HotsetError
 from hotset.owner import Owner
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
-from hotset.transfer import Flight, Readers
+from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.readers import Load, Rank
 
 PIN_TRIES = 3
@@ -29,7 +29,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.alive = threading.Lock()
-        self.flights: dict[ExpertKey, Flight] = {}
+        self.transfers: dict[ExpertKey, ReadTransfer] = {}
 
 
 def is_left(batches: Sequence[Batch]) -> bool:
@@ -50,11 +50,11 @@ def forget(batches: list[Batch], batch: Batch) -> None:
 
 def _stop(batch: Batch) -> None:
     """Cancel what has not arrived, and return once no thread writes to a slot any more."""
-    for flight in batch.flights.values():
-        flight.cancel()
-    for key, flight in batch.flights.items():
-        flight.abandon()
-        flight.refuse(key.expert)  # an event may wait for what does not come
+    for transfer in batch.transfers.values():
+        transfer.cancel()
+    for key, transfer in batch.transfers.items():
+        transfer.cancel_and_wait()
+        transfer.refuse(key.expert)  # an event may wait for what does not come
 
 
 class DiskLoader:
@@ -63,7 +63,7 @@ class DiskLoader:
     def __init__(self, cache: SlotCache, catalog: Catalog, readers: Readers, guard: Guard) -> None:
         self._cache, self._catalog, self._readers, self._guard = cache, catalog, readers, guard
         self.moved_bytes = 0
-        self.in_progress: dict[ExpertKey, tuple[Flight, int]] = {}  # by expert: its transfer, and the row reserved
+        self.in_progress: dict[ExpertKey, tuple[ReadTransfer, int]] = {}  # and the row reserved
         self._batches: list[Batch] = []
         guard.on_repair(self.mend)
 
@@ -106,8 +106,8 @@ class DiskLoader:
             self._guard.repair()
             held = self._cache.reserve(keys, evict=evict, owner=batch)
             for key in sorted(held, key=self._place):  # in the order in which they lie on disk
-                batch.flights[key] = Flight()
-            self.in_progress.update({key: (batch.flights[key], row) for key, row in held.items()})
+                batch.transfers[key] = ReadTransfer()
+            self.in_progress.update({key: (batch.transfers[key], row) for key, row in held.items()})
         if evict and before_reading is not None:
             before_reading()
         self._send(batch, held)
@@ -116,18 +116,18 @@ class DiskLoader:
             raise failed[0]
 
     def _send(self, batch: Batch, held: dict[ExpertKey, int]) -> None:
-        for key, flight in batch.flights.items():
+        for key, transfer in batch.transfers.items():
             self.moved_bytes += self._catalog.layers[key.layer].read_bytes(key.expert)
-            self._readers.start(flight, [Load(key.layer, key.expert, held[key])], Rank.BACKGROUND)
+            self._readers.start(transfer, [Load(key.layer, key.expert, held[key])], Rank.BACKGROUND)
 
     def _take(self, batch: Batch, key: ExpertKey, pin: bool) -> HotsetError | None:
         """Wait for an expert and give it its slot; a failed read empties the slot again, and the others go on."""
         failed = None
         try:
-            batch.flights[key].take()
+            batch.transfers[key].wait_any()
         except HotsetError as error:
             failed = error
-            batch.flights[key].abandon()
+            batch.transfers[key].cancel_and_wait()
         with self._guard.lock:
             self._guard.repair()
             if failed is None:
@@ -150,7 +150,7 @@ class DiskLoader:
 
     def _give_back(self, batch: Batch) -> None:
         self._cache.cancel_all(batch)
-        for key in batch.flights:
+        for key in batch.transfers:
             self.in_progress.pop(key, None)
 
     def mend(self) -> None:

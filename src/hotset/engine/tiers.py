@@ -16,7 +16,7 @@ from hotset.policies import Policy
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.trace import Phase
-from hotset.transfer import Flight, Readers
+from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.readers import Load
 
 
@@ -39,7 +39,7 @@ class RamTier:
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads) if catalog.files else None
         self.read_bytes = 0
         self._holds_all = plan.cached >= plan.shape.total_experts
-        self._flight = Flight()
+        self._transfer = ReadTransfer()
         self._begun: tuple[int, list[int]] | None = None  # the layer of an event, and the experts that were absent
         # What reads experts into this tier while no event waits; none where everything came from memory.
         self.loader = None if self.readers is None else DiskLoader(self.cache, catalog, self.readers, guard)
@@ -73,18 +73,18 @@ class RamTier:
     ) -> Iterator[tuple[int, int]]:
         """Yield as many experts as there is staging for: those in memory first; `mend` is for what breaks it off."""
         self._begun = layer, self.cache.absent(layer, np.array(experts, np.int32)).tolist()
-        self._flight = Flight()
+        self._transfer = ReadTransfer()
         coming = self._coming(layer, experts)
         loads = self._look_up(layer, [(e, n) for e, n in zip(experts, counts, strict=True) if e not in coming], phase)
         absent = set(loads[:, 0].tolist())
         where = self._start(layer, loads, before_reading)
-        for expert, (flight, row) in coming.items():
-            flight.join(self._flight)
+        for expert, (transfer, row) in coming.items():
+            transfer.forward_to(self._transfer)
             where[expert] = row
         here = [expert for expert in experts if expert not in absent | coming.keys()]
         yield from zip(here, self.cache.rows_of(layer, here).tolist(), strict=True)
         while where:
-            for expert in self._flight.take():
+            for expert in self._transfer.wait_any():
                 yield expert, where.pop(expert)
         self._begun = None
 
@@ -95,22 +95,22 @@ class RamTier:
         """
         if self._begun is not None:
             if self.readers is not None:
-                self.readers.call_off()
+                self.readers.cancel_and_wait()
             layer, absent = self._begun
             self.cache.recover()
             self.cache.invalidate(layer, absent)
             self._begun = None
         self.controller.rebuild()
 
-    def _coming(self, layer: int, experts: list[int]) -> dict[int, tuple[Flight, int]]:
+    def _coming(self, layer: int, experts: list[int]) -> dict[int, tuple[ReadTransfer, int]]:
         """What the background reads already: read twice, it would take two slots, and a full tier has none to spare."""
         if self.loader is None or self.readers is None:
             return {}
         in_progress = self.loader.in_progress
         keys = (ExpertKey(layer, expert) for expert in experts)
         found = {key.expert: in_progress[key] for key in keys if key in in_progress}
-        for flight, _ in found.values():
-            self.readers.hurry(flight)
+        for transfer, _ in found.values():
+            self.readers.promote(transfer)
         return found
 
     def _look_up(self, layer: int, counted: list[tuple[int, int]], phase: Phase) -> Loads:
@@ -131,7 +131,7 @@ class RamTier:
             source = self.catalog.layers[layer]
             self.read_bytes += sum(source.read_bytes(expert) for expert in where)
             assert self.readers is not None  # noqa: S101 - a tier without files holds everything
-            self.readers.start(self._flight, [Load(layer, expert, row) for expert, row in where.items()])
+            self.readers.start(self._transfer, [Load(layer, expert, row) for expert, row in where.items()])
         return where
 
     def close(self) -> None:

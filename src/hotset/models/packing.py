@@ -33,7 +33,7 @@ from hotset.store.pack import Packer, tidy
 from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_index
 from hotset.store.plan import PackKey, PackLayer, PackPlan
 from hotset.store.verify import Progress
-from hotset.transfer import Flight, Readers
+from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.file import aligned_buffer
 from hotset.transfer.readers import Load
 
@@ -167,23 +167,23 @@ def read_experts(catalog: Catalog, wanted: Sequence[PackKey]) -> Iterator[tuple[
     depth = max(2, min(AHEAD, AHEAD_BYTES // catalog.slot_bytes))
     slots = [np.frombuffer(aligned_buffer(catalog.slot_bytes), np.uint8) for _ in range(depth)]
     readers = Readers(catalog, slots.__getitem__)
-    under_way: deque[tuple[Flight, Load]] = deque()
+    under_way: deque[tuple[ReadTransfer, Load]] = deque()
     try:
         for number, key in enumerate(wanted):
-            under_way.append((Flight(), Load(key.layer, key.expert, number % depth)))
+            under_way.append((ReadTransfer(), Load(key.layer, key.expert, number % depth)))
             readers.start(under_way[-1][0], [under_way[-1][1]])
             if len(under_way) == depth:
                 yield _landed(*under_way.popleft(), slots)
         while under_way:
             yield _landed(*under_way.popleft(), slots)
     finally:
-        for flight, _ in under_way:
-            flight.abandon()
+        for transfer, _ in under_way:
+            transfer.cancel_and_wait()
         readers.close()
 
 
-def _landed(flight: Flight, load: Load, slots: list[Bytes]) -> tuple[int, int, Bytes]:
-    flight.take()
+def _landed(transfer: ReadTransfer, load: Load, slots: list[Bytes]) -> tuple[int, int, Bytes]:
+    transfer.wait_any()
     return load.layer, load.expert, slots[load.row]
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from hotset.store.catalog import Bytes
-from hotset.transfer.flight import Flight
 from hotset.transfer.mover import Fetch
 from hotset.transfer.readers import Load, Rank, Readers
+from hotset.transfer.reads import ReadTransfer
 
 
 class DiskMover:
@@ -23,13 +23,13 @@ class DiskMover:
 
     def stop(self) -> None:
         """Cancel all that events wait for or may ask for, and return once no thread writes to its rows any more."""
-        self.readers.call_off()
+        self.readers.cancel_and_wait()
 
     def read(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert, in a staging row: good until that is used again."""
-        flight = Flight()
-        self.readers.start(flight, [Load(layer, expert, self.staging[0])])
-        flight.take()
+        transfer = ReadTransfer()
+        self.readers.start(transfer, [Load(layer, expert, self.staging[0])])
+        transfer.wait_any()
         return self.readers.memory_of(self.staging[0])
 
     def waited_s(self) -> float:
@@ -51,14 +51,14 @@ class DiskTransfer:
         self.moved_bytes, self.stalled_s = 0, 0.0
         self._mover, self._layer = mover, fetch.layer
         self._source = mover.readers.catalog.layers[fetch.layer]
-        self._flight = Flight()
+        self._transfer = ReadTransfer()
         self._pending = {expert: row for expert, row in zip(fetch.experts, fetch.rows, strict=True) if row >= 0}
         self._waiting = [expert for expert in fetch.experts if expert not in self._pending]
         self._free = list(mover.staging)
         self._read([expert for expert in self._pending if expert not in fetch.prefetched])
-        for expert, flight in fetch.prefetched.items():
+        for expert, transfer in fetch.prefetched.items():
             self.moved_bytes += self._source.read_bytes(expert)
-            flight.join(self._flight)
+            transfer.forward_to(self._transfer)
         self._stage()
 
     @property
@@ -74,7 +74,7 @@ class DiskTransfer:
     def wait_any(self) -> dict[int, int]:
         """Wait for at least one expert, and return the rows of all that have arrived."""
         began = time.perf_counter()
-        arrived = sorted(self._flight.take())
+        arrived = sorted(self._transfer.wait_any())
         self.stalled_s += time.perf_counter() - began
         return {expert: self._pending.pop(expert) for expert in arrived}
 
@@ -95,7 +95,7 @@ class DiskTransfer:
         if experts:
             self.moved_bytes += sum(self._source.read_bytes(expert) for expert in experts)
             loads = [Load(self._layer, expert, self._pending[expert]) for expert in experts]
-            self._mover.readers.start(self._flight, loads)
+            self._mover.readers.start(self._transfer, loads)
 
 
 class DiskPrefetch:
@@ -112,17 +112,17 @@ class DiskPrefetch:
         """What is moved for an expert."""
         return self._readers.catalog.layers[layer].read_bytes(expert)
 
-    def start(self, loads: Sequence[Load]) -> list[Flight]:
+    def start(self, loads: Sequence[Load]) -> list[ReadTransfer]:
         """Have experts read, in this order; returns the transfer of each."""
-        flights = [Flight() for _ in loads]
-        for flight, load in zip(flights, loads, strict=True):
-            self._readers.start(flight, [load], Rank.GUESS)
-        return flights
+        transfers = [ReadTransfer() for _ in loads]
+        for transfer, load in zip(transfers, loads, strict=True):
+            self._readers.start(transfer, [load], Rank.PREFETCH)
+        return transfers
 
-    def promote(self, flight: Flight) -> None:
+    def promote(self, transfer: ReadTransfer) -> None:
         """Move a transfer among those that an event waits for."""
-        self._readers.hurry(flight)
+        self._readers.promote(transfer)
 
-    def failed(self, flight: Flight, expert: int) -> bool:
+    def failed(self, transfer: ReadTransfer, expert: int) -> bool:
         """Whether a transfer met a fault: it is fetched again on demand, which says so if it meets it, too."""
-        return flight.settled and flight.error_of(expert) is not None
+        return transfer.done and transfer.error_of(expert) is not None

@@ -63,11 +63,11 @@ class Prefetching(Protocol):
     """One expert, or several, on their way before they are asked for."""
 
     @property
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether nothing of it is under way any more."""
 
     def cancel(self) -> None:
         """Cancel what has not begun."""
 
-    def abandon(self) -> None:
+    def cancel_and_wait(self) -> None:
         """Cancel, and return once nothing is written any more."""

@@ -22,12 +22,12 @@ from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of, same_sum
 from hotset.store.layout import PAGE_BYTES
 from hotset.transfer.file import StoreFile, huge_buffer
-from hotset.transfer.flight import Flight
+from hotset.transfer.reads import ReadTransfer
 from hotset.transfer.spans import CHUNK_BYTES, Span, chunks
 
 MOST_STARTED = 64
-"""Flights that are remembered before those that are over are looked for and forgotten."""
-_HUNG_PATIENCE_S = 1.0  # for a thread that has not answered before
+"""Transfers that are remembered before those that are over are looked for and forgotten."""
+_HUNG_TIMEOUT_S = 1.0  # for a thread that has not answered before
 
 
 class Load(NamedTuple):
@@ -42,7 +42,7 @@ class Load(NamedTuple):
 class Job:
     """A piece of a load that one thread does at a stretch."""
 
-    flight: Flight
+    transfer: ReadTransfer
     load: Load
     spans: tuple[Span, ...]
 
@@ -56,15 +56,15 @@ class Rank(IntEnum):
     """How urgent a load is."""
 
     DEMAND = 0  # an event waits for it
-    GUESS = 1  # an event may ask for it soon
+    PREFETCH = 1  # an event may ask for it soon
     BACKGROUND = 2  # no event waits for it
 
 
 class Jobs:
     """What is to be read, the most urgent first.
 
-    A job may stand in more than one queue, or in one although its flight was cancelled: it is done by the first thread
-    that begins it. So an interrupt while jobs are added can leave jobs too many, never a job that is done twice.
+    A job may stand in more than one queue, or in one although its transfer was cancelled: it is done by the first
+    thread that begins it. So an interrupt while jobs are added can leave jobs too many, never a job that is done twice.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Jobs:
             with suppress(IndexError):
                 while True:
                     job = queue.popleft()
-                    if job.flight.begin(job):
+                    if job.transfer.begin(job):
                         return job
         return None
 
@@ -119,7 +119,7 @@ class Readers:
         self.memory_of = memory_of
         self._verified = [bytearray(len(layer.experts)) for layer in catalog.layers]
         self._jobs = Jobs()
-        self._started: dict[Flight, Rank] = {}  # flights that may be under way
+        self._started: dict[ReadTransfer, Rank] = {}  # transfers that may be under way
         self._starting = threading.Lock()
         self._hangs = False  # a thread did not answer the last time
         self.threads = [self._start() for _ in range(threads or default_threads())]
@@ -131,34 +131,34 @@ class Readers:
         thread.start()
         return thread
 
-    def start(self, flight: Flight, loads: list[Load], rank: Rank = Rank.DEMAND) -> None:
+    def start(self, transfer: ReadTransfer, loads: list[Load], rank: Rank = Rank.DEMAND) -> None:
         """Put loads on their way, in this order, once nothing more urgent is to be read."""
         if not self._dismiss.alive:
             raise StoreError("the readers of this store are closed: load the model again")
         jobs: list[Job] = []
         for load in loads:
             source = self.catalog.layers[load.layer]
-            jobs += [Job(flight, load, spans) for spans in _pieces(source, source.experts[load.expert])]
+            jobs += [Job(transfer, load, spans) for spans in _pieces(source, source.experts[load.expert])]
         with self._starting:
             if len(self._started) >= MOST_STARTED:
-                self._started = {one: its for one, its in self._started.items() if not one.settled}
-            self._started[flight] = rank  # before anything is queued: `call_off` knows of all that may be read
-            flight.board(jobs)
+                self._started = {one: its for one, its in self._started.items() if not one.done}
+            self._started[transfer] = rank  # before anything is queued: `cancel_and_wait` knows of all that may be read
+            transfer.add(jobs)
         self._jobs.add(jobs, rank)
 
-    def hurry(self, flight: Flight) -> None:
+    def promote(self, transfer: ReadTransfer) -> None:
         """Say that an event waits now for what was only a prediction, or read in the background."""
-        self._jobs.add(cast("list[Job]", flight.waiting), Rank.DEMAND)
+        self._jobs.add(cast("list[Job]", transfer.waiting), Rank.DEMAND)
 
-    def call_off(self) -> None:
+    def cancel_and_wait(self) -> None:
         """Cancel all demand and all guesses, and return once no thread writes to their slots any more."""
         with self._starting:
-            flights = [flight for flight, rank in self._started.items() if rank is not Rank.BACKGROUND]
-        for flight in flights:
-            flight.cancel()
+            transfers = [transfer for transfer, rank in self._started.items() if rank is not Rank.BACKGROUND]
+        for transfer in transfers:
+            transfer.cancel()
         try:
-            for flight in flights:
-                flight.abandon(_HUNG_PATIENCE_S if self._hangs else None)
+            for transfer in transfers:
+                transfer.cancel_and_wait(_HUNG_TIMEOUT_S if self._hangs else None)
         except StoreError:
             self._hangs = True
             raise
@@ -209,7 +209,7 @@ class Readers:
             return
         source = self.catalog.layers[load.layer]
         for spans in _pieces(source, source.experts[load.expert]):
-            self.bring(Job(Flight(), load, spans), scratch)
+            self.bring(Job(ReadTransfer(), load, spans), scratch)
         if not self._matches(load):
             segment = source.experts[load.expert][0]
             raise StoreError(
@@ -262,13 +262,15 @@ class _Worker:
             self._do(job, scratch)
 
     def _do(self, job: Job, scratch: Scratch) -> None:
-        flight, expert = job.flight, job.load.expert
+        transfer, expert = job.transfer, job.load.expert
         try:
             error = _caught(lambda: self.owner.bring(job, scratch))
-            if flight.piece_done(expert, error):
-                flight.land(expert, flight.error_of(expert) or _caught(lambda: self.owner.check(job.load, scratch)))
+            if transfer.piece_done(expert, error):
+                transfer.complete(
+                    expert, transfer.error_of(expert) or _caught(lambda: self.owner.check(job.load, scratch))
+                )
         finally:
-            flight.end()
+            transfer.end()
 
 
 def _caught(work: Callable[[], None]) -> BaseException | None:

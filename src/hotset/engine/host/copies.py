@@ -122,7 +122,7 @@ class CopyTransfer:
         """Let the compute from here on wait for what was prefetched, where that is still on its way."""
         self.moved_bytes += self._mover.used_bytes(self._fetch.layer) * len(self._fetch.prefetched)
         for copy in set(self._fetch.prefetched.values()):
-            if not copy.settled:
+            if not copy.done:
                 self._mover.streams.compute_waits_for(copy.copied)
 
     def _start_next(self) -> None:
@@ -183,14 +183,14 @@ class Copy:
         self.copied = copied  # marks their end
 
     @property
-    def settled(self) -> bool:
+    def done(self) -> bool:
         """Whether it is done."""
         return self.copied is None or bool(self.copied.query())
 
     def cancel(self) -> None:
         """Nothing: what was launched arrives."""
 
-    def abandon(self) -> None:
+    def cancel_and_wait(self) -> None:
         """Wait for its end."""
         if self.copied is not None:
             self.copied.synchronize()

@@ -167,7 +167,7 @@ class Prefetcher:
             self._cancel(one)
         self._held.clear()
         for one in self._draining:
-            one.transfer.abandon()
+            one.transfer.cancel_and_wait()
         self._drain()
 
     def reset(self) -> None:
@@ -185,7 +185,7 @@ class Prefetcher:
         return self._cache.is_resident(key) or key in self._held
 
     def _count(self, one: Prefetched) -> None:
-        one.late = not one.transfer.settled
+        one.late = not one.transfer.done
         if one.late:
             self.counts.late += 1
             self.counts.late_bytes += one.size_bytes
@@ -202,7 +202,7 @@ class Prefetcher:
 
     def _drain(self) -> None:
         """Take back the rows of what was cancelled, once nothing is written to them."""
-        settled = [one for one in self._draining if one.transfer.settled]
+        settled = [one for one in self._draining if one.transfer.done]
         if settled:
             self._draining = [one for one in self._draining if one not in settled]
             for one in settled:

@@ -1,6 +1,6 @@
 """The experts that one event waits for: they land one by one, and the first to land is computed first.
 
-An interrupt may strike a thread that waits for a flight between any two steps, so nothing here depends on a step that
+An interrupt may strike a thread that waits for a transfer between any two steps, so nothing here depends on a step that
 comes later: which pieces are waiting and which are being read is written down where it happens, each by one operation
 that is done or not done. Only locks and queues written in C are used: those of `threading` that are written in Python
 can be left locked by an interrupt.
@@ -17,10 +17,10 @@ from typing import Protocol
 
 from hotset.errors import HotsetError, StoreError
 
-PATIENCE_S = 60.0
+CANCEL_TIMEOUT_S = 60.0
 """How long a read may take once it was cancelled; a disk that is slower is taken for dead."""
-_LOOK_S = 0.05  # between looks at a flight whose end may have been told to a thread that was interrupted
-_WAIT_S = 1.0  # between looks whether a flight that is waited for was cancelled
+_LOOK_S = 0.05  # between looks at a transfer whose end may have been told to a thread that was interrupted
+_WAIT_S = 1.0  # between looks whether a transfer that is waited for was cancelled
 _GONE = object()
 
 
@@ -32,11 +32,11 @@ class Piece(Protocol):
         """The expert that it is a part of."""
 
 
-class Flight:
+class ReadTransfer:
     """Loads under way for one event."""
 
     def __init__(self) -> None:
-        self.landed: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
+        self.completed: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
         self.cancelled = False
         self._waiting: dict[Piece, None] = {}
         self._reading: dict[int, None] = {}  # the threads that are at a piece
@@ -45,9 +45,9 @@ class Flight:
         self._errors: dict[int, BaseException] = {}
         self._lock = threading.Lock()
         self._came: list[tuple[int, BaseException | None]] = []
-        self._next_flight: Flight | None = None
+        self._forward_to: ReadTransfer | None = None
 
-    def board(self, pieces: Sequence[Piece]) -> None:
+    def add(self, pieces: Sequence[Piece]) -> None:
         """Note all pieces of some experts before they are queued: from here on they are waiting, or cancelled."""
         for piece in pieces:
             self._pieces[piece.expert] = self._pieces.get(piece.expert, 0) + 1
@@ -78,42 +78,42 @@ class Flight:
         """What went wrong with an expert, if anything."""
         return self._errors.get(expert)
 
-    def land(self, expert: int, error: BaseException | None = None) -> None:
+    def complete(self, expert: int, error: BaseException | None = None) -> None:
         """Say that an expert is complete, or why it never will be."""
         if error is not None:
             self._errors.setdefault(expert, error)
-        self.landed.put((expert, error))
+        self.completed.put((expert, error))
         with self._lock:
             self._came.append((expert, error))
-            if self._next_flight is not None:
-                self._next_flight.landed.put((expert, error))
+            if self._forward_to is not None:
+                self._forward_to.completed.put((expert, error))
 
     def end(self) -> None:
-        """Say that this thread does not write to a slot of this flight any more."""
+        """Say that this thread does not write to a slot of this transfer any more."""
         self._reading.pop(threading.get_ident(), None)
         self._ended.put(None)
 
     def refuse(self, expert: int) -> None:
         """Say of an expert that has not landed that it does not come; nothing of it is under way any more."""
         if all(came != expert for came, _ in self._came):
-            self.land(expert, HotsetError("a background read was cancelled: ask again"))
+            self.complete(expert, HotsetError("a background read was cancelled: ask again"))
 
     @property
-    def settled(self) -> bool:
-        """Whether nothing of this flight is under way any more."""
+    def done(self) -> bool:
+        """Whether nothing of this transfer is under way any more."""
         return not self._waiting and not self._reading
 
-    def join(self, other: Flight) -> None:
-        """Let everything of this flight, landed already or not, land in another as well."""
+    def forward_to(self, other: ReadTransfer) -> None:
+        """Let everything of this transfer, landed already or not, land in another as well."""
         with self._lock:
-            self._next_flight = other
+            self._forward_to = other
             for came in self._came:
-                other.landed.put(came)
+                other.completed.put(came)
 
-    def take(self) -> list[int]:
+    def wait_any(self) -> list[int]:
         """Wait for at least one expert and return all that have landed; a failed load raises here."""
         arrived = [self._next()]
-        while not self.landed.empty():
+        while not self.completed.empty():
             arrived.append(self._next())
         return arrived
 
@@ -122,10 +122,10 @@ class Flight:
         self.cancelled = True
         self._waiting.clear()
 
-    def abandon(self, patience_s: float | None = None) -> None:
-        """Cancel, and return once no thread writes to a slot of this flight any more."""
+    def cancel_and_wait(self, timeout_s: float | None = None) -> None:
+        """Cancel, and return once no thread writes to a slot of this transfer any more."""
         self.cancel()
-        until_s = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
+        until_s = time.monotonic() + (CANCEL_TIMEOUT_S if timeout_s is None else timeout_s)
         while self._reading:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
@@ -144,6 +144,6 @@ class Flight:
     def _wait(self) -> tuple[int, BaseException | None]:
         while True:
             with suppress(Empty):
-                return self.landed.get(timeout=_WAIT_S)
+                return self.completed.get(timeout=_WAIT_S)
             if self.cancelled:
                 raise StoreError("these loads were cancelled while they were waited for")
