@@ -10,6 +10,7 @@ import pytest
 
 from hotset.forecasts import Forecast, _kernel, names, parse
 from hotset.policies import eam
+from hotset.policies.base import digest_of
 from hotset.prefetch import trial
 from hotset.sim import _prefetch_loop as ahead
 from hotset.sim import forecasting
@@ -62,12 +63,12 @@ def test_what_is_reached_is_more_than_one_file() -> None:
 @pytest.mark.parametrize("module", [ahead, forecasting, trial, eam, _kernel])
 def test_the_name_changes_with_each_source(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = [*_kernel.sources_of(type(parse("best")), ahead.TEMPLATES), *MORE["guessing"]]
-    before = _kernel._digest(sources)
-    assert _kernel._digest(sources) == before
+    before = digest_of(sources)
+    assert digest_of(sources) == before
     read = Path.read_bytes
 
     def edited(path: Path) -> bytes:
         return read(path) + b"#" * (path == Path(module.__file__))
 
     monkeypatch.setattr(Path, "read_bytes", edited)
-    assert _kernel._digest(sources) != before
+    assert digest_of(sources) != before

@@ -9,9 +9,7 @@ digest of every source file involved, and an edited policy is never served from 
 # ruff: noqa: F821 - observe and score are bound per policy
 from __future__ import annotations
 
-import hashlib
 import inspect
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ from hotset.cache.counters import Count
 from hotset.cache.table import FOREVER, Table
 from hotset.cache.usage import Usage, track
 from hotset.policies import base
-from hotset.policies.base import Admit, Ask, Policy, compiled, compiled_entry
+from hotset.policies.base import Admit, Ask, Policy, bind
 
 EVENTS, TOKENS, HITS, MISSES = int(Count.EVENTS), int(Count.TOKENS), int(Count.HITS), int(Count.MISSES)
 ADMITTED, EVICTED, STAGED = int(Count.ADMITTED), int(Count.EVICTED), int(Count.STAGED)
@@ -288,22 +286,12 @@ def kernels_of(policy: type[Policy]) -> Kernels:
 
 
 def _make(policy: type[Policy]) -> Kernels:
-    space = dict(globals())
-    space["observe"], space["score"] = policy.observe, policy.score
-    tag = f"{policy.name}_{_digest(Path(inspect.getfile(policy)))}"
-    for template in _TEMPLATES:
-        space[template.__name__] = _compile(template, space, tag)
-    fill_slots = _compile(fill, space, _digest())
-    return Kernels(space["serve_one"], space["replay"], space["teach"], space["victim"], fill_slots)
+    names = globals() | {"observe": policy.observe, "score": policy.score}
+    space = bind(_TEMPLATES, _ENTRIES, names, f"{policy.name}_", [*_sources(), Path(inspect.getfile(policy))])
+    filled = bind((fill,), (fill,), globals(), "", _sources())
+    return Kernels(space["serve_one"], space["replay"], space["teach"], space["victim"], filled["fill"])
 
 
-def _compile(template: Callable[..., Any], space: dict[str, Any], tag: str) -> Callable[..., Any]:
-    bound = types.FunctionType(template.__code__, space, template.__name__, template.__defaults__)
-    bound.__qualname__ = f"{template.__name__}_{tag}"
-    return compiled_entry(bound) if template in _ENTRIES else compiled(bound)
-
-
-def _digest(*more: Path) -> str:
-    """A short hash of all source that ends up in the machine code."""
-    sources = [Path(module.__file__ or "") for module in (table, counters, usage, base)] + [Path(__file__), *more]
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+def _sources() -> list[Path]:
+    """All source that ends up in the machine code of every policy."""
+    return [Path(module.__file__ or "") for module in (table, counters, usage, base)] + [Path(__file__)]

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from hotset.cache.controller import Controller
 from hotset.cache.counters import Count
 from hotset.options.run import PRIOR_TOKENS as PRIOR_TOKENS
-from hotset.policies.eam import Eam
 from hotset.profile.matrices import recall
 from hotset.profile.profile import Profile, State
 from hotset.shape import ExpertKey
@@ -24,7 +23,7 @@ def prime(controller: Controller, profile: Profile, prior_tokens: int = PRIOR_TO
     """Let a fresh cache's policy begin with what a profile knows, worth so many tokens and no more."""
     if prior_tokens and profile.policy == controller.policy.name:
         _recall(controller, profile.learnt, prior_tokens)
-    if prior_tokens and profile.matrices is not None and isinstance(controller.policy, Eam):
+    if prior_tokens and profile.matrices is not None and controller.policy.collects_requests:
         recall(controller.state, profile.matrices)
     controller.teach(profile.hotness(), prior_tokens)
 
@@ -39,12 +38,12 @@ def hottest(profile: Profile) -> list[ExpertKey]:
 
 def learnt(controller: Controller) -> State:
     """What the policy has learnt beyond counts, by name; how it is merged stands before each name."""
-    carries = controller.policy.carries
-    if not carries:
+    persisted = controller.policy.persisted
+    if not persisted:
         return {}
     state = controller.state._asdict()
     tokens = controller.recalled_tokens + int(controller.table.counters[Phase.DECODE, Count.TOKENS].max())
-    return {f"{how}.{name}": state[name].copy() for name, how in carries.items() if state[name].size} | {
+    return {f"{how}.{name}": state[name].copy() for name, how in persisted.items() if state[name].size} | {
         _WEIGHT: np.array([float(tokens)])
     }
 
@@ -56,7 +55,7 @@ def _recall(controller: Controller, saved: State, prior_tokens: int) -> None:
         return
     kept = min(1.0, prior_tokens / weight)
     state = controller.state._asdict()
-    for name, how in controller.policy.carries.items():
+    for name, how in controller.policy.persisted.items():
         array: npt.NDArray[Any] | None = saved.get(f"{how}.{name}")
         if array is None or array.shape != state[name].shape or not np.isfinite(array).all():
             continue

@@ -5,14 +5,13 @@ A module of this package that defines `FORECAST` is a forecast; nothing else has
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from hotset.checks import text
 from hotset.errors import PolicyError
 from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen
+from hotset.policies.base import parse_options
 
 __all__ = ["MAX_DISTANCE", "Forecast", "Seen", "names", "parse"]
 
@@ -29,17 +28,4 @@ def parse(spec: str) -> Forecast:
     if name not in names():
         raise PolicyError(f'no forecast is called "{name:.60}"; there are {", ".join(names())}')
     cls: type[Forecast] = import_module(f"{__name__}.{name}").FORECAST
-    return cls(**dict(_option(cls, part) for part in rest.split(",") if part.strip()))
-
-
-def _option(cls: type[Forecast], part: str) -> tuple[str, Any]:
-    key, equals, word = (side.strip() for side in part.partition("="))
-    defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
-    if not defaults:
-        raise PolicyError(f'{cls.name} has no options, so not "{part.strip()}"')
-    if not equals or key not in defaults:
-        raise PolicyError(f'{cls.name} has no option "{key}"; it has {", ".join(defaults)} (write name=value)')
-    try:
-        return key, type(defaults[key])(word)
-    except (ValueError, OverflowError):
-        raise PolicyError(f'{cls.name}: {key} must be a number, not "{word}"') from None
+    return cls(**parse_options(cls, rest))

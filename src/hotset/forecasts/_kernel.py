@@ -1,22 +1,17 @@
-"""Binds templates to the two functions of a forecast and compiles them, as hotset.cache.kernel does for policies.
-
-Numba caches machine code on disk under a function's qualified name and does not look at what the function calls; the
-name therefore carries a digest of every source file involved.
-"""
+"""Binds templates to the two functions of a forecast and compiles them, as hotset.cache.kernel does for policies."""
 
 # ruff: noqa: F821, SIM110 - observe and chances are bound per forecast; compiled code knows no generators
 from __future__ import annotations
 
-import hashlib
 import inspect
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hotset.forecasts.base import Forecast, Seen
 from hotset.policies import base
-from hotset.policies.base import compiled, compiled_entry
+from hotset.policies.base import bind as bind_templates
+from hotset.policies.base import compiled
 
 observe: Callable[..., None]
 chances: Callable[..., None]
@@ -95,13 +90,9 @@ def bind(
     more_sources: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Compile templates, in the order in which they call each other, for one forecast."""
-    space = dict(names) | {"observe": forecast.observe, "chances": forecast.chances}
-    tag = f"{forecast.name}_{_digest([*sources_of(forecast, templates), *more_sources])}"
-    for template in templates:
-        bound = types.FunctionType(template.__code__, space, template.__name__, template.__defaults__)
-        bound.__qualname__ = f"{template.__name__}_{tag}"
-        space[template.__name__] = compiled_entry(bound) if template in entries else compiled(bound)
-    return space
+    bound = names | {"observe": forecast.observe, "chances": forecast.chances}
+    sources = [*sources_of(forecast, templates), *more_sources]
+    return bind_templates(templates, entries, bound, f"{forecast.name}_", sources)
 
 
 def sources_of(forecast: type[Forecast], templates: Sequence[Callable[..., Any]]) -> list[Path]:
@@ -110,7 +101,3 @@ def sources_of(forecast: type[Forecast], templates: Sequence[Callable[..., Any]]
     near = [path for folder in folders for path in sorted(folder.glob("*.py"))]
     own = [Path(template.__code__.co_filename) for template in templates]
     return list(dict.fromkeys([*near, *own, Path(inspect.getfile(forecast))]))
-
-
-def _digest(sources: Sequence[Path]) -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]

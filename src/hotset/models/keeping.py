@@ -14,7 +14,6 @@ from hotset.cache.statistics import phase_tokens, seats_of
 from hotset.cache.usage import HITS, MISSES, USES
 from hotset.engine.engine import Engine
 from hotset.errors import HotsetError, ProfileError
-from hotset.policies.eam import Eam
 from hotset.profile import Fingerprint, Profile
 from hotset.profile.fold import fold, now, raw_profile
 from hotset.profile.folder import lock_of
@@ -57,7 +56,7 @@ class Keeper:
             self._new_counts = controller.usage.counts - self._counts
             tokens = phase_tokens(controller) - self._tokens
             seats, policy, found = seats_of(controller), controller.policy.name, learnt(controller)
-            matrices = collected(controller.state) if isinstance(controller.policy, Eam) else None
+            matrices = collected(controller.state) if controller.policy.collects_requests else None
             history = History.empty() if supervisor is None else supervisor.history(self._spans)
             self._new_spans = 0 if supervisor is None else supervisor.spans_ever
         raw = raw_profile(self.engine.shape, self.fingerprint, self._new_counts[USES].astype(float), tokens)

@@ -5,18 +5,14 @@ A module of this package that defines `POLICY` is a policy; nothing else has to 
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from hotset.checks import text
 from hotset.errors import PolicyError
-from hotset.policies.base import Admit, Ask, Grid, Policy, compiled, restore_state, save_state
+from hotset.policies.base import Admit, Ask, Grid, Policy, compiled, parse_options, restore_state, save_state
 
 __all__ = ["Admit", "Ask", "Grid", "Policy", "compiled", "names", "parse", "restore_state", "save_state"]
-
-_ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
 
 def names() -> list[str]:
@@ -30,23 +26,4 @@ def parse(spec: str) -> Policy:
     if name not in names():
         raise PolicyError(f'no policy is called "{name:.60}"; there are {", ".join(names())}')
     cls: type[Policy] = import_module(f"{__name__}.{name}").POLICY
-    return cls(**dict(_option(cls, part) for part in rest.split(",") if part.strip()))
-
-
-def _option(cls: type[Policy], part: str) -> tuple[str, Any]:
-    key, equals, word = (side.strip() for side in part.partition("="))
-    defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
-    if not equals or key not in defaults:
-        raise PolicyError(f'{cls.name} has no option "{key}"; it has {", ".join(defaults)} (write name=value)')
-    return key, _convert(cls, key, word, type(defaults[key]))
-
-
-def _convert(cls: type[Policy], key: str, word: str, kind: type) -> Any:
-    if kind is bool:
-        if word.lower() not in _ON_OFF:
-            raise PolicyError(f'{cls.name}: {key} is on or off, not "{word}"')
-        return _ON_OFF[word.lower()]
-    try:
-        return kind(word)
-    except (ValueError, OverflowError):
-        raise PolicyError(f'{cls.name}: {key} must be a number, not "{word}"') from None
+    return cls(**parse_options(cls, rest))

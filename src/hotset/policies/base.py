@@ -11,9 +11,12 @@ are compiled into the simulator's loop and into the engine's per-event call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+import hashlib
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
@@ -38,6 +41,7 @@ Grid = npt.NDArray[np.float64]
 # times as long as the work itself. Numba then refuses, at compile time, any code that would have to allocate.
 _HOT: dict[str, Any] = {"nogil": True, "_nrt": False}
 
+_ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 _MOST = 1 << 40  # of a whole number among a policy's options; each has tighter bounds of its own
 
 
@@ -81,7 +85,8 @@ class Policy:
     observe: ClassVar[Callable[..., Any]]
     score: ClassVar[Callable[..., Any]]
     offline: ClassVar[bool] = False  # needs the future
-    carries: ClassVar[dict[str, str]] = {}  # what of the state goes into a profile: its name, and "sum" or "mean"
+    persisted: ClassVar[dict[str, str]] = {}  # what of the state goes into a profile: its name, and "sum" or "mean"
+    collects_requests: ClassVar[bool] = False  # its state holds the activation matrices of requests, for a profile
     admit: str = "always"
 
     def __post_init__(self) -> None:
@@ -148,6 +153,58 @@ def check_options(holder: Any) -> None:
             put(holder, **{option.name: f"{value:g}" if isinstance(value, float) else str(value)})
         elif kind is str:
             text(value, what, PolicyError)
+
+
+def parse_options(cls: type[Any], text_of_options: str) -> dict[str, Any]:
+    """The options of a policy or forecast from text, as in "half_life=8,admit=score"."""
+    return dict(_option(cls, part) for part in text_of_options.split(",") if part.strip())
+
+
+def _option(cls: type[Any], part: str) -> tuple[str, Any]:
+    key, equals, word = (side.strip() for side in part.partition("="))
+    defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING}
+    if not defaults:
+        raise PolicyError(f'{cls.name} has no options, so not "{part.strip()}"')
+    if not equals or key not in defaults:
+        raise PolicyError(f'{cls.name} has no option "{key}"; it has {", ".join(defaults)} (write name=value)')
+    return key, _convert(cls, key, word, type(defaults[key]))
+
+
+def _convert(cls: type[Any], key: str, word: str, kind: type) -> Any:
+    if kind is bool:
+        if word.lower() not in _ON_OFF:
+            raise PolicyError(f'{cls.name}: {key} is on or off, not "{word}"')
+        return _ON_OFF[word.lower()]
+    try:
+        return kind(word)
+    except (ValueError, OverflowError):
+        raise PolicyError(f'{cls.name}: {key} must be a number, not "{word}"') from None
+
+
+def bind(
+    templates: Sequence[Callable[..., Any]],
+    entries: Sequence[Callable[..., Any]],
+    names: dict[str, Any],
+    tag: str,
+    sources: Sequence[Path],
+) -> dict[str, Any]:
+    """Compile templates, in the order in which they call each other, with these names bound.
+
+    Numba caches machine code on disk under a function's qualified name and does not look at what the function calls;
+    the name therefore carries a digest of every source file involved, and nothing is served from a stale cache.
+    """
+    space = dict(names)
+    suffix = f"{tag}{digest_of(sources)}"
+    for template in templates:
+        bound = types.FunctionType(template.__code__, space, template.__name__, template.__defaults__)
+        bound.__qualname__ = f"{template.__name__}_{suffix}"
+        space[template.__name__] = compiled_entry(bound) if template in entries else compiled(bound)
+    return space
+
+
+def digest_of(sources: Sequence[Path]) -> str:
+    """A short hash of source files."""
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
 def save_state(state: Any) -> dict[str, npt.NDArray[Any]]:

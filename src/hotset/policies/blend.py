@@ -224,7 +224,7 @@ class Blend(Policy):
     name: ClassVar[str] = "blend"
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
-    carries: ClassVar[dict[str, str]] = {
+    persisted: ClassVar[dict[str, str]] = {
         "shared": "mean",
         "own": "mean",
         "follows": "sum",

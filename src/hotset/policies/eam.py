@@ -393,6 +393,7 @@ class Eam(Policy):
     """
 
     name: ClassVar[str] = "eam"
+    collects_requests: ClassVar[bool] = True
     observe: ClassVar[Any] = staticmethod(observe)
     score: ClassVar[Any] = staticmethod(score)
     capacity: int = CAPACITY
