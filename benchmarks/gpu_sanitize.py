@@ -108,7 +108,7 @@ def attending(heads: int, kv_heads: int, length: int, masked: bool) -> None:
     """Attention of one new token for two sequences, in one pass or in several with a sum."""
     import torch
 
-    from hotset.runtime.graph import attention
+    from hotset.engine.kernels import attention
 
     device = device_name()
     shapes = (2, heads, 1, 32), (2, kv_heads, length, 32), (2, kv_heads, length, 32)

@@ -24,7 +24,7 @@ def covered(tmp_path: Path) -> ModuleType:
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.ROOT, module.RESULT = tmp_path, tmp_path / "gpu_tests.json"
-    for name in ("runtime/a.py", "cli/b.py"):
+    for name in ("engine/a.py", "cli/b.py"):
         path = tmp_path / "src" / "hotset" / name
         path.parent.mkdir(parents=True)
         path.write_text("x = 1\n")
@@ -42,10 +42,10 @@ def test_a_result_of_today_is_fine_and_one_of_other_sources_is_not(covered: Any,
     assert covered.complaint() is None
     (tmp_path / "src/hotset/cli/b.py").write_text("x = 2\n")  # runs on no GPU
     assert covered.complaint() is None
-    (tmp_path / "src/hotset/runtime/a.py").write_text("x = 2\n")
+    (tmp_path / "src/hotset/engine/a.py").write_text("x = 2\n")
     assert "has changed" in covered.complaint()
     write(covered)
-    (tmp_path / "src/hotset/runtime/a.py").rename(tmp_path / "src/hotset/runtime/c.py")
+    (tmp_path / "src/hotset/engine/a.py").rename(tmp_path / "src/hotset/engine/c.py")
     assert "has changed" in covered.complaint()
 
 

@@ -39,23 +39,7 @@ ALLOWED = {
     "transfer": {"store", "owner", "trace", "errors"},
     "formats": {"store", "checks", "errors"},
     "engine": {
-        "runtime",
         "formats",
-        "transfer",
-        "store",
-        "owner",
-        "prefetch",
-        "cache",
-        "forecasts",
-        "profile",
-        "policies",
-        "trace",
-        "shape",
-        "errors",
-    },
-    "runtime": {
-        "formats",
-        "engine",
         "transfer",
         "store",
         "owner",
@@ -75,7 +59,6 @@ ALLOWED = {
         "compiling",
         "reading",
         "report",
-        "runtime",
         "transfer",
         "store",
         "owner",
@@ -110,7 +93,6 @@ ALLOWED = {
         "report",
         "models",
         "engine",
-        "runtime",
         "transfer",
         "store",
         "sim",
@@ -129,7 +111,7 @@ ALLOWED = {
 
 
 # Torch is for those who compute; everything before them runs without it.
-TORCH = {"generation", "formats", "engine", "runtime", "models", "reference", "cli"}
+TORCH = {"generation", "formats", "engine", "models", "reference", "cli"}
 
 
 def room_of(path: Path) -> str:

@@ -19,9 +19,7 @@ from typing import Any, NamedTuple
 import hotset
 
 _PACKAGE = str(Path(hotset.__file__).parent)
-_INSIDE = tuple(
-    f"{_PACKAGE}/{part}" for part in ("transfer/", "engine/", "runtime/", "cache/", "models/passes", "models/requests")
-)
+_INSIDE = tuple(f"{_PACKAGE}/{part}" for part in ("transfer/", "engine/", "cache/", "models/tracker"))
 SUPPORTED = sys.version_info < (3, 12)
 """Later versions report instructions to trace functions at other places, so that nothing would be struck."""
 _BEGINS = dis.opmap.get("RESUME", -1)

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
 SOURCES = (
-    "cache", "engine", "forecasts", "formats", "models", "policies", "prefetch", "runtime", "store", "transfer",
+    "cache", "engine", "forecasts", "formats", "models", "policies", "prefetch", "store", "transfer",
 )  # fmt: skip
 """The packages that take part when a model runs on a GPU."""
 TESTS = (

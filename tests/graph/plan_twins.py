@@ -7,9 +7,9 @@ import torch
 
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
+from hotset.engine.device.plan import Plan
 from hotset.engine.device.table import DeviceTable
 from hotset.policies import parse
-from hotset.runtime.graph.plan import Plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDED = ("level",)  # powers and logarithms differ in the last bit between libraries

@@ -17,8 +17,8 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are defined
 
+from hotset.engine.kernels import attention  # noqa: E402
 from hotset.models.patches import decode_attention_used  # noqa: E402
-from hotset.runtime.graph import attention  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 

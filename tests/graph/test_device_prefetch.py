@@ -18,6 +18,7 @@ triton = pytest.importorskip("triton")
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import SlotPlan  # noqa: E402
 from hotset.engine.device import prefetch_kernels as kernels  # noqa: E402
+from hotset.engine.device.plan import Outputs, Plan  # noqa: E402
 from hotset.engine.device.prefetch import DevicePrefetch  # noqa: E402
 from hotset.engine.device.prefetch_state import PrefetchState, PrefetchTallies, Work  # noqa: E402
 from hotset.engine.device.table import DeviceTable  # noqa: E402
@@ -26,7 +27,6 @@ from hotset.forecasts.base import Seen  # noqa: E402
 from hotset.policies import parse  # noqa: E402
 from hotset.prefetch import MIN_PROBABILITY, plan_prefetch  # noqa: E402
 from hotset.prefetch.votes import rank_by_votes  # noqa: E402
-from hotset.runtime.graph.plan import Outputs, Plan  # noqa: E402
 from hotset.shape import ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
 

@@ -24,10 +24,10 @@ from hotset import reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
 from hotset.cache.reservations import Reservations  # noqa: E402
+from hotset.engine.device.plan import Plan, plan_event  # noqa: E402
 from hotset.engine.device.table import DeviceTable  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.policies import parse  # noqa: E402
-from hotset.runtime.graph.plan import Plan, plan_event  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
 

@@ -34,8 +34,8 @@ class DeviceSupport:
         """
         if find_spec("triton") is None:
             return ["Triton is missing"]
+        from hotset.engine.device.plan import Plan
         from hotset.engine.kernels.triton_experts import TritonExperts
-        from hotset.runtime.graph.plan import Plan
 
         found = [
             None if page_locked else "the system refused to lock the RAM tier's memory",

@@ -244,7 +244,7 @@ def decode_attention_used(model: torch.nn.Module) -> Iterator[None]:
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from hotset.runtime.graph.attention import decode_attention
+    from hotset.engine.kernels.attention import decode_attention
 
     functions: Any = ALL_ATTENTION_FUNCTIONS
     before, mine = functions.get_interface, {id(part) for part in model.modules()}

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hotset.engine.device.plan import Outputs
 from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.device.variant import Variant, lookahead_key
-from hotset.runtime.graph.plan import Outputs
 
 Tensor = torch.Tensor
 Rows = npt.NDArray[np.int16]

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import triton
 
+from hotset.engine.device.plan import Outputs
 from hotset.engine.device.prefetch_kernels import claim, fetch, pick, send
 from hotset.engine.device.prefetch_state import DEMAND, PREFETCH, PrefetchState, PrefetchTallies, Work
-from hotset.runtime.graph.plan import Outputs
 
 Tensor = torch.Tensor
 

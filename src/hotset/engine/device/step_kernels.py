@@ -11,6 +11,7 @@ from hotset.cache.controller import Controller
 from hotset.engine.arena import Arena
 from hotset.engine.device.gather import Gather
 from hotset.engine.device.log import RING, StepLog
+from hotset.engine.device.plan import Plan
 from hotset.engine.device.prefetch import DevicePrefetch
 from hotset.engine.device.state import DeviceCacheState
 from hotset.engine.device.variant import Predict, Variant
@@ -18,7 +19,6 @@ from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 from hotset.engine.support import DeviceSupport
 from hotset.errors import HotsetError
-from hotset.runtime.graph.plan import Plan
 from hotset.store import Catalog
 
 Tensor = torch.Tensor

@@ -16,10 +16,10 @@ import triton.language as tl
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope
 from hotset.cache.table import FOREVER
+from hotset.engine.device.policies import find, names
 from hotset.engine.device.table import DeviceTable
 from hotset.errors import HotsetError
 from hotset.policies import Admit, Policy
-from hotset.runtime.graph.policies import find, names
 
 Tensor = torch.Tensor
 

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from hotset.engine.device.policies import DevicePolicy
 from hotset.policies import blend as host
-from hotset.runtime.graph.policies import DevicePolicy
 
 Tensor = torch.Tensor
 

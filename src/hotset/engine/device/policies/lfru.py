@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hotset.runtime.graph.policies import DevicePolicy
+from hotset.engine.device.policies import DevicePolicy
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from hotset.runtime.graph.policies import DevicePolicy
+from hotset.engine.device.policies import DevicePolicy
 
 
 @triton.jit

@@ -9,9 +9,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from hotset.engine.device.policies import DevicePolicy
+from hotset.engine.device.policies.decay import add_uses
 from hotset.policies import slru as host
-from hotset.runtime.graph.policies import DevicePolicy
-from hotset.runtime.graph.policies.decay import add_uses
 
 _ABOVE = tl.constexpr(host._ABOVE)
 
