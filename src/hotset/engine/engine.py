@@ -47,6 +47,19 @@ class Offload(NamedTuple):
     tier: RamTier | None = None  # behind a GPU
     pinned: bool = False  # the tier's memory is page-locked
 
+    def load_bytes(self, shape: ModelShape) -> npt.NDArray[np.int64]:
+        """What one load of each expert moves: [layers, experts], 0 for experts that a layer lacks."""
+        sizes = np.zeros((shape.layers, shape.experts), np.int64)
+        for layer, source in enumerate(self.catalog.layers):
+            for expert in range(len(source.experts)):
+                copied = self.tier is not None
+                sizes[layer, expert] = source.layout.used_bytes if copied else source.read_bytes(expert)
+        return sizes
+
+    def untouched_bytes(self) -> int:
+        """What the slots will take of free memory once they are filled."""
+        return 0 if self.tier is not None else self.arena.untouched_bytes()
+
 
 class Engine:
     """Serves the experts of all layers of a model, from slots under a budget or where transformers put them."""
@@ -66,8 +79,6 @@ class Engine:
         self.offload = offload
         self.supervisor = supervisor
         self.device_decode = device_decode  # where the device may drive decode steps
-        prefetcher = None if offload is None else offload.prefetcher
-        self._predicts_from_tokens = prefetcher is not None and prefetcher.needs_tokens
 
     @property
     def kind(self) -> str:
@@ -100,11 +111,8 @@ class Engine:
     @property
     def wants_tokens(self) -> bool:
         """Whether steps should say which tokens they compute."""
-        return self.stats.recorder is not None or self._predicts_from_tokens
-
-    def drop_tokens(self) -> None:
-        """Let steps not say which tokens they compute: to ask a device for them is to wait for it."""
-        self._predicts_from_tokens = False
+        prefetcher = None if self.offload is None else self.offload.prefetcher
+        return self.stats.recorder is not None or (prefetcher is not None and prefetcher.needs_tokens)
 
     def check_usable(self) -> None:
         """Refuse a call that would find no experts; a model that is whole runs on, whatever becomes of its engine."""
@@ -165,15 +173,6 @@ class Engine:
             self.guard.run(EventRecord.of_staging(), lambda: found.append(mover.read(layer, expert)))
         return found[0]
 
-    def load_bytes(self) -> npt.NDArray[np.int64]:
-        """What one load of each expert moves: [layers, experts]."""
-        sizes = np.zeros((self.shape.layers, self.shape.experts), np.int64)
-        for layer, source in enumerate(() if self.offload is None else self.offload.catalog.layers):
-            for expert in range(len(source.experts)):
-                copied = self.offload is not None and self.offload.tier is not None
-                sizes[layer, expert] = source.layout.used_bytes if copied else source.read_bytes(expert)
-        return sizes
-
     def resident_bytes(self) -> dict[str, int]:
         """The bytes held, by what for."""
         plan, tier = self.controller.plan, None if self.offload is None else self.offload.tier
@@ -186,12 +185,6 @@ class Engine:
             **({"host": tier.arena.size_bytes} if tier is not None else {}),
             **({"ahead": plan.ahead * size} if plan.ahead else {}),
         }
-
-    def untouched_bytes(self) -> int:
-        """What the slots will take of free memory once they are filled."""
-        if self.offload is None or self.offload.tier is not None:
-            return 0
-        return self.offload.arena.untouched_bytes()
 
     def preload(self, order: Sequence[ExpertKey], pins: Sequence[ExpertKey] = ()) -> None:
         """Fill empty slots in the background, in this order, after pinning some; events go on meanwhile."""

@@ -131,8 +131,9 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
     if decode is not None and not reasons:
         from hotset.models.decode_graph import DecodeGraphs
 
-        if decode.steps.parts.predict is None:
-            engine.drop_tokens()  # the device goes on demand alone, and to ask for tokens is to wait for it
+        prefetcher = None if engine.offload is None else engine.offload.prefetcher
+        if decode.steps.parts.predict is None and prefetcher is not None:
+            prefetcher.ignore_tokens()  # the device goes on demand alone, and to ask for tokens is to wait for it
         decode.filler.start()
         graphs = DecodeGraphs(
             model,
@@ -166,7 +167,7 @@ def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChun
     return PromptChunks(
         Footprint.of(model, engine.shape.top_k),
         chunk_bytes(device),
-        lambda: free_bytes(device) - engine.untouched_bytes(),
+        lambda: free_bytes(device) - (0 if engine.offload is None else engine.offload.untouched_bytes()),
         options.force,
     )
 

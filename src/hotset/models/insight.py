@@ -6,6 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hotset.cache.statistics import statistics_of
 from hotset.engine.engine import Engine
 from hotset.engine.host.forecasting import ForecastPredictor, forecast_stats
@@ -113,4 +115,5 @@ class Insight:
 
     @cached_property
     def _load_bytes(self) -> Counts:
-        return self.engine.load_bytes()
+        shape, offload = self.engine.shape, self.engine.offload
+        return np.zeros((shape.layers, shape.experts), np.int64) if offload is None else offload.load_bytes(shape)

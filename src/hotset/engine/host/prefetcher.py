@@ -73,6 +73,7 @@ class Prefetcher:
         self.counts = PrefetchCounts()
         self.size = len(cache.prefetch_rows)
         self.predictor = predictor
+        self._asks_for_tokens = True
         self._cache, self._source = cache, source
         self._held: dict[ExpertKey, Prefetched] = {}
         self._draining: list[Prefetched] = []  # cancelled, and perhaps still written to
@@ -83,7 +84,11 @@ class Prefetcher:
     @property
     def needs_tokens(self) -> bool:
         """Whether the predictor wants to know which tokens a step computes."""
-        return self.predictor is not None and self.predictor.needs_tokens
+        return self._asks_for_tokens and self.predictor is not None and self.predictor.needs_tokens
+
+    def ignore_tokens(self) -> None:
+        """Predict without the tokens of a step: to ask a device for them is to wait for it."""
+        self._asks_for_tokens = False
 
     def predict(self, step: Step, layer: int, hidden: torch.Tensor) -> torch.Tensor | None:
         """What the predictor wants to know of a layer's input, on its device, in decode."""
