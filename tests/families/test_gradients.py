@@ -15,7 +15,7 @@ import tiny_models as tiny  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
-from hotset.engine import gradients as gradients_module  # noqa: E402
+from hotset.engine.kernels.cpu import PerExpertKernels  # noqa: E402
 from hotset.errors import ClosedError, ModelError, StoreError  # noqa: E402
 
 BIT_EQUAL = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "jetmoe", "longcat_flash", "switch_transformers"]
@@ -267,7 +267,7 @@ def test_a_failed_read_in_a_backward_pass_raises_and_the_next_one_is_right(monke
 def test_an_interrupt_in_a_backward_pass_leaves_the_next_one_right(monkeypatch: pytest.MonkeyPatch) -> None:
     model = attached("qwen3_moe", prefetch="off")
     given = tiny.inputs("qwen3_moe", model)
-    plain = gradients_module.compute_one
+    plain = PerExpertKernels.differentiable
 
     def interrupted(*args: Any) -> Any:
         if next(left) == 0:
@@ -278,7 +278,7 @@ def test_an_interrupt_in_a_backward_pass_leaves_the_next_one_right(monkeypatch: 
         left = iter(range(calls, -1, -1))
         loss = loss_of(model, given)
         with monkeypatch.context() as patch:
-            patch.setattr(gradients_module, "compute_one", interrupted)
+            patch.setattr(PerExpertKernels, "differentiable", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 loss.backward()
         assert_equal(gradients(model, given), expected("qwen3_moe", torch.float32, "eval"), model, 0)
