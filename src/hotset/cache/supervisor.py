@@ -42,9 +42,14 @@ class Supervisor:
         self._unjudged_tokens = 0
         self._uses = live.usage.counts[USES, Phase.DECODE].copy()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the log is worth a look; asked after every step, so it is cheap."""
+        return log_is_full(self.live.usage, self.live.plan.shape)
+
     def after_pass(self) -> None:
-        """Look at the log once it is worth it; cheap otherwise."""
-        if log_is_full(self.live.usage, self.live.plan.shape):
+        """Look at the log once it is worth it."""
+        if self.is_due:
             self.look()
 
     def look(self) -> None:

@@ -135,8 +135,9 @@ class Engine:
             self.stats.end_step(step, 0.0 if by_device else seconds)
             if not by_device and self.offload is not None and self.offload.prefetcher is not None:
                 self.offload.prefetcher.note_step(step, seconds)
-            if self.supervisor is not None:
-                self.supervisor.after_pass()
+            if self.supervisor is not None and self.supervisor.is_due:
+                self.catch_up()  # it may change the cache
+                self.supervisor.look()
 
     def abandon(self, step: Step) -> None:
         """Say that a step was broken off: what it has served stays counted, but it is no pass and leaves no record."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotset.cache.shadow import log_is_full
 from hotset.engine.device.books import HostBooks
 from hotset.engine.device.capture import CapturedStep
 from hotset.engine.device.step_kernels import StepParts
@@ -128,8 +127,6 @@ class DeviceDecode:
         on_device = step.number in self._served
         if step.phase == Phase.DECODE:
             self.last_driver = "device" if on_device else "host"
-        if log_is_full(self.cache.controller.usage, self.cache.controller.plan.shape):
-            self.steps.drain()  # the supervisor looks at it next
         self._served.discard(step.number)
         return on_device
 
