@@ -70,7 +70,7 @@ def untracked_route(controller: Controller) -> Callable[..., int]:
         tokens: int = 1,
         phase: Phase = Phase.DECODE,
     ) -> int:
-        if not self.policy.foresees(self.state, len(experts)):
+        if not self.policy.can_serve(self.state, len(experts)):
             raise ValueError(self.policy.name)
         if counts is None:
             counts = self._ones[: len(experts)]

@@ -175,7 +175,7 @@ def best_possible(works: Sequence[Workload], share: float) -> dict[str, float]:
         for start, found in rates.items():
             controller = Controller(slots(events.shape, share), policy, prefill=policy.admission)
             if start == "any_start":
-                controller.preload(1.0 / (1.0 + policy.foresee(controller.state, events).next_use))
+                controller.preload(1.0 / (1.0 + policy.with_future(controller.state, events).next_use))
             found.append(float(hit_rates(controller, part)[0]))
     return {start: _round(np.mean(found)) for start, found in rates.items()}
 

@@ -210,7 +210,7 @@ def use_cache(rng: random.Random) -> object:
     )
     calls: list[Callable[[], object]] = [
         lambda: controller.preload(maybe(rng, random_array(rng))),
-        lambda: controller.teach(maybe(rng, np.ones((2, 6))), 4),
+        lambda: controller.seed_from_rates(maybe(rng, np.ones((2, 6))), 4),
         lambda: controller.pin([maybe(rng, (0, 1))]),
         lambda: controller.drop([maybe(rng, (0, 1))]),
         lambda: controller.replay(sample_trace(rng).events(), log=rng.random() < 0.5),

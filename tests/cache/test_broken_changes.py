@@ -19,14 +19,14 @@ from hotset.cache.reservations import Reservations
 from hotset.shape import ExpertKey, ModelShape
 
 SHAPE = ModelShape(2, 6, 2)
-HERE, COMING, NEW = ExpertKey(0, 1), ExpertKey(0, 2), ExpertKey(0, 3)
+HERE, RESERVED, NEW = ExpertKey(0, 1), ExpertKey(0, 2), ExpertKey(0, 3)
 OWNER = object()
 
 CHANGES: dict[str, Callable[[Reservations], object]] = {
     "hold": lambda reservations: reservations.reserve(NEW, OWNER),
-    "seat": lambda reservations: reservations.commit(COMING, reservations.controller.coming[COMING].slot),
-    "seat and pin": lambda reservations: reservations.commit(
-        COMING, reservations.controller.coming[COMING].slot, pin=True
+    "commit": lambda reservations: reservations.commit(RESERVED, reservations.controller.reserved[RESERVED].slot),
+    "commit and pin": lambda reservations: reservations.commit(
+        RESERVED, reservations.controller.reserved[RESERVED].slot, pin=True
     ),
     "give back": lambda reservations: reservations.cancel_all(OWNER),
     "evict": lambda reservations: reservations.reserve_all(
@@ -45,7 +45,7 @@ def begun(scope: Scope) -> Reservations:
         assert slot is not None
         reservations.commit(key, slot)
     reservations.controller.pin([ExpertKey(1, 0)])
-    assert reservations.reserve(COMING, OWNER) is not None
+    assert reservations.reserve(RESERVED, OWNER) is not None
     return reservations
 
 
@@ -62,10 +62,10 @@ def test_an_interrupt_at_any_place_is_put_in_order(name: str, scope: Scope) -> N
         except KeyboardInterrupt:
             controller = reservations.controller
             controller.rebuild()
-            check_slots(controller, {key: held.slot for key, held in controller.coming.items()})
+            check_slots(controller, {key: held.slot for key, held in controller.reserved.items()})
             reservations.cancel_all(OWNER)
             check_slots(controller, {})
-            assert (controller.table.last[COMING] == 0) == (COMING not in controller.pins())
+            assert (controller.table.last[RESERVED] == 0) == (RESERVED not in controller.pins())
         if not strike.struck:
             assert number > 3, "nothing was interrupted"
             return
@@ -86,7 +86,7 @@ def test_putting_in_order_may_be_interrupted_itself() -> None:
         except KeyboardInterrupt:
             reservations.controller.rebuild()
         controller = reservations.controller
-        check_slots(controller, {key: held.slot for key, held in controller.coming.items()})
+        check_slots(controller, {key: held.slot for key, held in controller.reserved.items()})
         if not strike.struck:
             assert number > 3
             return

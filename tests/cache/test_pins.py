@@ -124,7 +124,7 @@ def test_events_wider_than_what_pins_leave_are_staged(scope):
     assert controller.pins() == [(0, 0)]
 
 
-def test_preload_seats_the_best_first():
+def test_preload_takes_the_best_first():
     controller = make(slots=4)
     scores = controller.table.last.astype(float)
     scores[0, :4] = [1, 4, 2, 3]

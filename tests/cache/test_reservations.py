@@ -1,4 +1,4 @@
-"""Slots for experts that nobody waits for: whatever is held, seated, pinned or served, every slot has one owner."""
+"""Slots for experts that no event waits for: in whatever order, every slot has one owner."""
 
 import numpy as np
 import pytest
@@ -20,17 +20,17 @@ numbers = st.integers(0, 1000)
 
 
 def check_slots(controller, held):
-    """Every slot is free, or somebody's seat, or held, and all counts say so."""
+    """Every slot is free, or assigned, or reserved, and all counts say so."""
     table = controller.table
-    seated = {int(slot): key for key, slot in np.ndenumerate(table.slot_of) if slot >= 0}
-    assert len(seated) == np.count_nonzero(table.slot_of >= 0)  # no slot is the seat of two
+    assigned = {int(slot): key for key, slot in np.ndenumerate(table.slot_of) if slot >= 0}
+    assert len(assigned) == np.count_nonzero(table.slot_of >= 0)  # no slot is assigned to two
     free = [
         int(slot)
         for group, first in enumerate(table.bounds[:-1])
         for slot in table.free[first : first + table.num_free[group]]
     ]
-    assert sorted([*free, *seated, *held.values()]) == list(range(controller.plan.cached))
-    for slot, key in [*seated.items(), *((slot, key) for key, slot in held.items())]:
+    assert sorted([*free, *assigned, *held.values()]) == list(range(controller.plan.cached))
+    for slot, key in [*assigned.items(), *((slot, key) for key, slot in held.items())]:
         assert (table.layer_in[slot], table.expert_in[slot]) == tuple(key)
         group = table.group_of[key[0]]
         assert table.bounds[group] <= slot < table.bounds[group + 1]
@@ -72,7 +72,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @precondition(lambda self: self.held)
     @rule(number=numbers, pin=st.booleans())
-    def seat(self, number, pin):
+    def commit_one(self, number, pin):
         key = sorted(self.held)[number % len(self.held)]
         pin = pin and self.may_pin(key)
         came_first = self.controller.table.slot_of[key] >= 0
@@ -133,9 +133,9 @@ class Interleaving(RuleBasedStateMachine):
         assert {load.key for load in served.loads} == asked - before
         assert not {load.slot for load in served.loads} & set(self.held.values())
         assert not {load.evicted for load in served.loads} & pins
-        seated = {load.key for load in served.loads if load.slot is not None}
+        assigned = {load.key for load in served.loads if load.slot is not None}
         left = {load.evicted for load in served.loads} - {None}
-        assert set(self.controller.residents()) == (before | seated) - left
+        assert set(self.controller.residents()) == (before | assigned) - left
 
     def may_pin(self, key):
         """Whether a pin would be taken: room for events is left, and an empty slot if it needs one."""
@@ -221,7 +221,7 @@ def test_no_event_takes_a_held_slot(policy, scope):
     assert ask(controller, 0, 7).hits == 1
 
 
-def test_room_is_made_by_the_weakest_and_only_if_there_is_none():
+def test_room_is_made_by_the_victim_and_only_if_there_is_none():
     controller, reservations = full()
     assert reservations.make_room(0)
     assert controller.residents() == [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]  # 0 is as old as 1, and lower
@@ -247,7 +247,7 @@ def test_without_leave_to_evict_a_full_layer_is_left_alone():
     assert_same(arrays_of(controller), before)
 
 
-def test_a_seat_can_be_pinned_and_is_counted_as_warmed():
+def test_a_committed_slot_can_be_pinned_and_is_counted_as_preloaded():
     controller = cache_of(SHAPE, 12)
     reservations, key = Reservations(controller), ExpertKey(1, 4)
     assert reservations.commit(key, reservations.reserve(key), pin=True)

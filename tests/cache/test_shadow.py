@@ -103,15 +103,15 @@ def test_a_twin_goes_on_as_the_live_cache_does(policy):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_twin_keeps_pins_and_what_is_shielded(scope):
+def test_a_twin_keeps_pins_and_score_floors(scope):
     live = cache_of(SHAPE, 8, "lru", scope)
     live.pin([(0, 4)])
     chosen = np.zeros((2, 6), bool)
     chosen[1, 5] = True
-    live.policy.shield(live.state, live.table, chosen)
+    live.policy.set_score_floor(live.state, live.table, chosen)
     twin = Shadow.twin(live).controller
     assert twin.pins() == [(0, 4)]
-    assert np.argwhere(twin.table.shield > -np.inf).tolist() == [[1, 5]]
+    assert np.argwhere(twin.table.score_floor > -np.inf).tolist() == [[1, 5]]
 
 
 @pytest.mark.parametrize("policy", ["lru", "blend", "slru"])
@@ -121,7 +121,7 @@ def test_shadows_never_touch_the_live_cache(policy):
         before, counts = arrays_of(live), live.usage.counts.copy()
         for shadow in shadows:
             shadow.take(rest)
-            shadow.controller.policy.shield(
+            shadow.controller.policy.set_score_floor(
                 shadow.controller.state, shadow.controller.table, np.ones_like(before["table.slot_of"], bool)
             )
         assert_same(arrays_of(live), before)

@@ -11,7 +11,7 @@ from live_samples import SCOPES, TWO_LAYERS, by_pass, cache_of, random_events, s
 from hotset.cache import Scope
 from hotset.cache.counters import Count
 from hotset.cache.shadow import take_log
-from hotset.cache.warm_pin import WarmPin, most_used, release, shielded
+from hotset.cache.warm_pin import WarmPin, most_used, protected, release
 from hotset.policies import parse
 from hotset.shape import ModelShape
 from hotset.trace import Phase
@@ -52,10 +52,10 @@ def test_what_was_used_most_is_protected_and_hits_rise(scope):
     bench = Bench("lru", scope)
     before = bench.run(HOT)
     assert bench.warm.state == "trying"
-    assert shielded(bench.live) == []  # nothing happens to the live cache before the trial is over
+    assert protected(bench.live) == []  # nothing happens to the live cache before the trial is over
     bench.run(HOT)
     assert bench.warm.state == "protecting"
-    assert shielded(bench.live) == by_hand(HOT)
+    assert protected(bench.live) == by_hand(HOT)
     after = bench.run(HOT, 4 * TOKENS)
     assert after > before + 0.05
     assert bench.warm.state == "protecting"
@@ -70,10 +70,10 @@ def test_after_a_change_of_workload_it_lets_go_and_observes_anew(scope):
     assert bench.warm.state == "protecting"
     bench.run(OTHER, TOKENS)
     assert bench.warm.state == "observing"
-    assert shielded(bench.live) == []
+    assert protected(bench.live) == []
     assert bench.said[-1].endswith("without it: let go")
     bench.run(OTHER, 2 * TOKENS)
-    assert shielded(bench.live) == by_hand(OTHER)
+    assert protected(bench.live) == by_hand(OTHER)
     assert [one["protected"] for one in bench.warm.rounds] == [True, True]
 
 
@@ -83,7 +83,7 @@ def test_a_policy_that_gains_nothing_is_left_alone(policy, scope):
     bench = Bench(policy, scope)
     bench.run(HOT, 6 * TOKENS)
     assert bench.warm.state == "declined"
-    assert shielded(bench.live) == []
+    assert protected(bench.live) == []
     assert [one["protected"] for one in bench.warm.rounds] == [False]  # asked once, and not again and again
     assert bench.said[-1].endswith("not protected, it does not pay")
     assert bench.warm.as_dict()["experts"] == []
@@ -97,7 +97,7 @@ def test_what_was_declined_is_tried_again_after_a_shift():
     assert bench.warm.state == "observing"
     bench.run(OTHER, 2 * TOKENS)  # lfu holds on to the old ones, so that protection of the new ones pays
     assert bench.warm.state == "protecting"
-    assert shielded(bench.live) == by_hand(OTHER)
+    assert protected(bench.live) == by_hand(OTHER)
 
 
 def test_what_is_protected_stays_so_at_a_shift_until_it_loses():
@@ -105,7 +105,7 @@ def test_what_is_protected_stays_so_at_a_shift_until_it_loses():
     bench.run(HOT, 2 * TOKENS)
     bench.warm.observe_anew()
     assert bench.warm.state == "protecting"
-    assert shielded(bench.live) == by_hand(HOT)
+    assert protected(bench.live) == by_hand(HOT)
 
 
 def test_a_round_says_what_was_predicted_and_what_came():
@@ -117,7 +117,7 @@ def test_a_round_says_what_was_predicted_and_what_came():
     trial = (bench.live.counters() - observed).hit_rate(Phase.DECODE)  # still without protection
     [one] = bench.warm.rounds
     assert one == {
-        "predicted_points": pytest.approx(100 * (shielded_rate(copies, TOKENS) - trial)),
+        "predicted_points": pytest.approx(100 * (protected_rate(copies, TOKENS) - trial)),
         "protected": True,
         "before": observed.hit_rate(Phase.DECODE),
     }
@@ -132,7 +132,7 @@ def test_a_round_says_what_was_predicted_and_what_came():
     }
 
 
-def shielded_rate(copies, skipped):
+def protected_rate(copies, skipped):
     """The hit rate of the trial, had the live cache been protected from its beginning."""
     table, learnt = copies
     other = cache_of(TWO_LAYERS, 16)
@@ -141,7 +141,7 @@ def shielded_rate(copies, skipped):
     other.restore(learnt)
     chosen = np.zeros((2, 32), bool)
     chosen[:, HOT] = True
-    other.policy.shield(other.state, other.table, chosen)
+    other.policy.set_score_floor(other.state, other.table, chosen)
     rng = np.random.default_rng(0)
     skewed_passes(rng, TWO_LAYERS, HOT, skipped)
     return other.replay(skewed_passes(rng, TWO_LAYERS, HOT, TOKENS)).counters.hit_rate(Phase.DECODE)
@@ -195,7 +195,7 @@ def test_the_protected_leave_only_when_nobody_else_may(seed, scope, policy):
     live = cache_of(shape, 8, policy, scope)
     chosen = rng.random((2, 8)) < 0.3
     floor = 3 if scope is Scope.POOL else 0  # 2 x (2 + 1) residents fit into 8 slots
-    live.policy.shield(live.state, live.table, chosen)
+    live.policy.set_score_floor(live.state, live.table, chosen)
     for event in random_events(rng, shape, 60):
         residents = set(live.residents())
         for load in live.serve(event).loads:
@@ -216,12 +216,12 @@ def test_released_experts_leave_again():
     live = cache_of(ModelShape(1, 8, 1), 2)
     chosen = np.zeros((1, 8), bool)
     chosen[0, 0] = True
-    live.policy.shield(live.state, live.table, chosen)
+    live.policy.set_score_floor(live.state, live.table, chosen)
     for expert in (0, 1, 2, 3):
         live.route(0, np.array([expert], np.int32))
     assert live.residents() == [(0, 0), (0, 3)]
     release(live)
-    assert shielded(live) == []
+    assert protected(live) == []
     for expert in (4, 5):
         live.route(0, np.array([expert], np.int32))
     assert live.residents() == [(0, 4), (0, 5)]

@@ -127,8 +127,8 @@ class Machine:
 
     def begin(self, layer: int, index: Any, slot_of: Any = None) -> None:
         """What follows the planning of an event."""
-        seats = self.table.table.slot_of if slot_of is None else slot_of
-        self.ahead.claim(layer, self.plan.out, seats, self.row_of, index)
+        slots_of = self.table.table.slot_of if slot_of is None else slot_of
+        self.ahead.claim(layer, self.plan.out, slots_of, self.row_of, index)
         self.ahead.fetch(layer, self.plan.out)
 
     def guess(self, layer: int, said: list[Any], begins: str = "after") -> None:
@@ -443,7 +443,7 @@ def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
     machine.state.own[0, tokens > 1, :, :, 1] = 8191  # soon half is forgotten
     machine.state.own[0, tokens > 1, :, ::2, 0] = 5000
     state.own_cells[int(tokens > 1), 0, :, :6] = machine.state.own[0, int(tokens > 1)].cpu().double()
-    seat, several, compared = machine.host.table.slot_of, int(tokens > 1), 0
+    slots, several, compared = machine.host.table.slot_of, int(tokens > 1), 0
     for kind in ("mixed", "oracle", "wrong"):
         events = events_of(machine.rng, tokens, kind)
         machine.plan.out.step.add_(1)
@@ -465,7 +465,7 @@ def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
             assert machine.state.ranked[half, 0].tolist() == merged[0].tolist()
             chance = [gate.expected(state, several, 0, layer + 1, rank, 0.0) for rank in range(6)]
             picked = sorted((r for r in range(6) if chance[r] >= 0.3), key=lambda r: (-np.float32(chance[r]), r))
-            picked = [e for e in merged[0, picked].tolist() if e >= 0 and seat[layer + 1, e] < 0]
+            picked = [e for e in merged[0, picked].tolist() if e >= 0 and slots[layer + 1, e] < 0]
             most = machine.state.max_queued[layer + 1].item()
             assert machine.state.queued_expert[half, : machine.state.length[half]].tolist() == picked[:most]
             compared += len(picked[:most])

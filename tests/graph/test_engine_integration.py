@@ -106,7 +106,7 @@ def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() 
     assert (live.version, seen) == (0, [])
     key = ExpertKey(0, 1)
     for change in (
-        lambda: live.teach(np.ones((2, 4)), 8),
+        lambda: live.seed_from_rates(np.ones((2, 4)), 8),
         lambda: live.pin([key]),
         lambda: live.unpin([key]),
         lambda: live.drop([key]),
@@ -221,9 +221,9 @@ def test_the_device_waits_until_nothing_is_on_its_way(folder: Path) -> None:
     assert not engine.device_decode.ready
     engine.offload.preloader.running = SimpleNamespace(busy=False, stop=lambda: None)
     assert engine.device_decode.ready
-    engine.controller.coming[ExpertKey(0, 0)] = 0
+    engine.controller.reserved[ExpertKey(0, 0)] = 0
     assert not engine.device_decode.ready
-    engine.controller.coming.clear()
+    engine.controller.reserved.clear()
     model.hotset.close()
 
 
@@ -340,7 +340,7 @@ def test_warm_pins_reach_the_device(stock: Any, folder: Path) -> None:
     assert greedy(model, 3) == greedy(stock, 3)
     assert engine.device_decode.lease.held
     assert np.array_equal(
-        engine.device_decode.steps.state.table.table.shield.cpu().numpy(), engine.controller.table.shield
+        engine.device_decode.steps.state.table.table.score_floor.cpu().numpy(), engine.controller.table.score_floor
     )
     model.hotset.close()
 

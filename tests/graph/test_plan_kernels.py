@@ -115,7 +115,7 @@ def test_admission_rules(spec, admit):
 
 
 @pytest.mark.parametrize("spec", ["lru", "slru", "blend"])
-def test_pins_and_shields_stay(spec):
+def test_pins_and_score_floors_stay(spec):
     """Whoever is pinned never leaves, and whoever is shielded only when nobody else may."""
 
     def prepare(host):
@@ -124,7 +124,7 @@ def test_pins_and_shields_stay(spec):
         chosen = np.zeros((SMALL.layers, SMALL.experts), np.bool_)
         for layer in range(SMALL.layers):
             chosen[layer, np.flatnonzero(host.table.slot_of[layer] >= 0)[: layer + 2]] = True
-        host.policy.shield(host.state, host.table, chosen)
+        host.policy.set_score_floor(host.state, host.table, chosen)
 
     twins = Twins(SMALL, 6 * SMALL.layers, spec, 6, prepare=prepare)
     twins.run(random_events(SMALL, 3, 2, seed=2))
@@ -142,7 +142,7 @@ def test_equals_leave_by_age_and_then_by_number():
 
 
 def test_one_layer_ranks_like_a_pool():
-    """The host takes a single layer for a pool, where newcomers are ranked whenever slots are scarce."""
+    """The host takes a single layer for a pool, where candidates are ranked whenever slots are scarce."""
     shape = ModelShape(1, 16, 4)
     twins = Twins(shape, 6, "lfu", 4, prepare=past(shape, 8))
     twins.run(random_events(shape, 8, seed=3))

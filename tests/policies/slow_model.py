@@ -48,10 +48,10 @@ class SlowCache:
         missing = [key for key in asked if key not in self.resident]
         self.policy.observe(self, event)
         admission = self.policy.admission if event.phase == Phase.DECODE else self.prefill
-        kept, evicted = self._seat(event, missing, admission)
+        kept, evicted = self._assign(event, missing, admission)
         return Outcome(len(asked) - len(missing), kept, set(missing) - kept, evicted)
 
-    def _seat(self, event, missing, admission):
+    def _assign(self, event, missing, admission):
         kept, evicted = set(), []
         by_score = sorted(sorted(missing), key=lambda key: self.score(event, key), reverse=True)
         for key in by_score:
@@ -65,15 +65,15 @@ class SlowCache:
             kept.add(key)
         return kept, evicted
 
-    def _victim(self, event, newcomer, admission):
-        """Whom the newcomer replaces, or nobody."""
+    def _victim(self, event, candidate, admission):
+        """Whom the candidate replaces, or nobody."""
         leaving = [key for key in self.resident if self.may_leave(event, key, admission)]
         if admission == "free" or not leaving:
             return None
-        weakest = min(leaving, key=lambda key: (self.score(event, key), self.last_use[key], key))
-        new, old = self.score(event, newcomer), self.score(event, weakest)
+        victim = min(leaving, key=lambda key: (self.score(event, key), self.last_use[key], key))
+        new, old = self.score(event, candidate), self.score(event, victim)
         refused = {"always": False, "score": new < old, "late": new <= old}[admission]
-        return None if refused else weakest
+        return None if refused else victim
 
     def may_leave(self, event, key, admission):
         """Pins stay, the event's own stay (unless all is decided late), and floors hold against other layers."""

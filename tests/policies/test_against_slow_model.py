@@ -80,9 +80,9 @@ class Pair:
         return True
 
     def _follow(self, rows):
-        for layer, expert, slot, left_layer, left_expert in rows:
-            if left_expert >= 0:
-                del self.slot_of[left_layer, left_expert]
+        for layer, expert, slot, evicted_layer, evicted_expert in rows:
+            if evicted_expert >= 0:
+                del self.slot_of[evicted_layer, evicted_expert]
             if slot >= 0:
                 self.slot_of[layer, expert] = slot
 

@@ -183,7 +183,7 @@ def test_what_was_learnt_can_be_carried_on(name):
 def test_a_saved_state_is_a_copy(name):
     events = next(cases(seed=9))[0]
     controller = controller_of(name, events, events.shape.top_k)
-    controller.state = controller.policy.foresee(controller.state, events)
+    controller.state = controller.policy.with_future(controller.state, events)
     saved = controller.save()
     before = {key: array.copy() for key, array in saved.items()}
     controller.replay(events)
@@ -205,7 +205,7 @@ def test_one_by_one_is_the_same_as_in_bulk(name):
         bulk = controller_of(name, events, slots, scope)
         expected = bulk.replay(events, log=True)
         single = controller_of(name, events, slots, scope)
-        single.state = single.policy.foresee(single.state, events)
+        single.state = single.policy.with_future(single.state, events)
         rows = []
         for event, misses in zip(events, expected.misses.tolist(), strict=True):
             served = single.serve(event)
@@ -292,7 +292,7 @@ def test_a_new_file_is_a_new_policy(tmp_path, monkeypatch):
     try:
         events = one_layer(6, 1, [[5], [4], [3], [5], [0], [1], [5], [4]])
         controller = controller_of("highest", events, 2)
-        # 5 and 4 sit; each newcomer replaces the lowest number: 3 for 4, 0 for 3, 1 for 0, 4 for 1. 5 is hit twice.
+        # 5 and 4 sit; each candidate replaces the lowest number: 3 for 4, 0 for 3, 1 for 0, 4 for 1. 5 is hit twice.
         assert controller.replay(events).misses.tolist() == [1, 1, 1, 0, 1, 1, 0, 1]
         assert controller.residents() == [(0, 4), (0, 5)]
     finally:

@@ -238,7 +238,7 @@ def test_as_many_streams_as_places_are_stored_whole():
 def test_what_is_taught_takes_no_turns():
     controller = Controller(SlotPlan(TWO_BY_FOUR, 4), parse("eam"))
     controller.replay(requests_of(TWO_BY_FOUR, TURNS))
-    controller.teach(np.full((2, 4), 0.25), 64)
+    controller.seed_from_rates(np.full((2, 4), 0.25), 64)
     assert stored_in(controller) == [FIRST, SECOND]
     controller.replay(requests_of(TWO_BY_FOUR, one_pass(2, 0, 0)))
     assert stored_in(controller) == [FIRST, SECOND]
@@ -248,7 +248,7 @@ def test_what_is_taught_takes_no_turns():
 @pytest.mark.parametrize("tokens", [1, 64])
 def test_what_is_taught_serves_until_a_request_is_stored(tokens):
     controller = Controller(SlotPlan(TWO_BY_FOUR, 4), parse("eam"))
-    controller.teach(np.array([[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]]), tokens)
+    controller.seed_from_rates(np.array([[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]]), tokens)
     np.testing.assert_allclose(shares(controller), [[0.9, 0.1, 0, 0], [0, 0, 0.5, 0.5]])
     controller.replay(requests_of(TWO_BY_FOUR, [(0, 0, {1: 1})]))
     np.testing.assert_allclose(shares(controller)[1], [0, 0, 0.5, 0.5], rtol=1e-6)

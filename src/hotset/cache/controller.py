@@ -15,7 +15,7 @@ from hotset.cache.counters import Counters
 from hotset.cache.kernel import kernels_of
 from hotset.cache.lease import CacheLease
 from hotset.cache.plan import Scope, SlotPlan
-from hotset.cache.table import COMING, FOREVER, make_table
+from hotset.cache.table import FOREVER, RESERVED, make_table
 from hotset.cache.usage import make_usage
 from hotset.checks import choice, instance, shown, whole
 from hotset.errors import BudgetError, HotsetError
@@ -25,11 +25,11 @@ from hotset.trace import Event, Phase
 from hotset.trace.events import EventTable
 
 _MOST_TOKENS = (1 << 31) - 1
-_LESSONS = 8  # parts in which a past is taught, so that a sliding window forgets it bit by bit
+_PARTS = 8  # parts in which the past of a profile is observed, so that a sliding window forgets it bit by bit
 
 
 class Load(NamedTuple):
-    """One expert that had to be fetched: where it sits now, or nowhere when it only passed through staging."""
+    """One expert that had to be fetched: its slot, or none when it only passed through staging."""
 
     key: ExpertKey
     slot: int | None
@@ -43,7 +43,7 @@ class Served(NamedTuple):
     loads: tuple[Load, ...]
 
 
-class Coming(NamedTuple):
+class Reservation(NamedTuple):
     """An expert on its way to a slot that is held for it."""
 
     slot: int
@@ -69,7 +69,7 @@ class Controller:
         self.state = policy.start(plan.shape)
         self.table = make_table(plan, floors=policy.admission is not Admit.LATE)
         self.usage = make_usage(plan.shape)
-        self.coming: dict[ExpertKey, Coming] = {}  # experts on their way to slots held for them
+        self.reserved: dict[ExpertKey, Reservation] = {}  # experts on their way to slots reserved for them
         self.changes = 0  # of the table that have begun and not ended: more than 0 between calls after an interrupt
         self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
         self.version = 0  # counts what changes the cache other than events: whoever has a copy takes it anew
@@ -113,7 +113,7 @@ class Controller:
 
         The caller answers for the arguments: an existing layer, and existing experts, each once and rising.
         """
-        if not self.policy.foresees(self.state, len(experts)):
+        if not self.policy.can_serve(self.state, len(experts)):
             raise HotsetError(f"{self.policy.name} needs the future: replay a recorded trace")
         if counts is None:
             counts = self._ones[: len(experts)]
@@ -127,7 +127,7 @@ class Controller:
         if (events.shape.layers, events.shape.experts) != (self.plan.shape.layers, self.plan.shape.experts):
             raise HotsetError("these events are of a model of another shape than this cache")
         events.check()
-        self.state = self.policy.foresee(self.state, events)
+        self.state = self.policy.with_future(self.state, events)
         before = Counters(self.table.counters.copy())
         misses = np.zeros(len(events), np.int32)
         rows = np.zeros((events.accesses if log else 0, 5), np.int32)
@@ -143,7 +143,7 @@ class Controller:
         return Counters(self.table.counters.copy())
 
     def residents(self) -> list[ExpertKey]:
-        """Everyone who sits in a slot, by layer and expert."""
+        """The experts that have a slot, by layer and expert."""
         return [ExpertKey(*key) for key in np.argwhere(self.table.slot_of >= 0).tolist()]
 
     def changing(self) -> None:
@@ -152,7 +152,7 @@ class Controller:
         self.lease.recall()
 
     def preload(self, scores: Grid) -> int:
-        """Seat the highest-scored experts in empty slots, best first; returns how many sat down."""
+        """Assign empty slots to the highest-scored experts, best first; returns how many got one."""
         self.changing()
         scores = self._grid(scores)
         order = np.argsort(-scores, axis=None, kind="stable")
@@ -184,7 +184,7 @@ class Controller:
         self.changes -= 1
 
     def rebuild(self) -> None:
-        """Derive the table anew from what is resident and what is coming, if an interrupt broke off a change of it.
+        """Derive the table anew from what is resident and what is reserved, if an interrupt broke off a change of it.
 
         That much is changed by single assignments; all else in the table follows from it.
         """
@@ -192,10 +192,10 @@ class Controller:
             return
         self.changing()
         table = self.table
-        for key, held in tuple(self.coming.items()):
+        for key, held in tuple(self.reserved.items()):
             if table.slot_of[key] == held.slot:  # it was given its slot
                 self.restore_last(key)
-        self._derive_seats()
+        self._derive_slots()
         table.resident[:] = (table.slot_of >= 0).sum(axis=1)
         for group, (first, last) in enumerate(pairwise(table.bounds.tolist())):
             empty = np.flatnonzero(table.layer_in[first:last] < 0)[::-1] + first
@@ -204,38 +204,38 @@ class Controller:
         self._count_pins()
         self.changes = 0
 
-    def _derive_seats(self) -> None:
+    def _derive_slots(self) -> None:
         table = self.table
-        seats = np.full((2, len(table.layer_in)), -1, np.int32)
+        assigned = np.full((2, len(table.layer_in)), -1, np.int32)
         layers, experts = np.nonzero(table.slot_of >= 0)
-        seats[:, table.slot_of[layers, experts]] = layers, experts
-        for (layer, expert), held in self.coming.items():
-            seats[:, held.slot] = layer, expert
-        table.layer_in[:], table.expert_in[:] = seats
+        assigned[:, table.slot_of[layers, experts]] = layers, experts
+        for (layer, expert), held in self.reserved.items():
+            assigned[:, held.slot] = layer, expert
+        table.layer_in[:], table.expert_in[:] = assigned
 
     def restore_last(self, key: ExpertKey) -> None:
         """Let an expert count as used when it was before its slot was held; it is not on its way any more."""
         if self.table.last[key] != FOREVER:
-            self.table.last[key] = self.coming[key].last
-        del self.coming[key]
+            self.table.last[key] = self.reserved[key].last
+        del self.reserved[key]
 
-    def weakest(self, layer: int) -> int | None:
-        """The slot that the next newcomer of a layer without empty slots would take; None if nobody may leave."""
+    def victim(self, layer: int) -> int | None:
+        """The slot that the next candidate of a layer without empty slots would take; None if none may be evicted."""
         slot = self._kernels.victim(self.table, self.state, layer, self._nobody, self._nobody)
         return None if slot < 0 else int(slot)
 
-    def teach(self, rates: Grid, tokens: int) -> None:
+    def seed_from_rates(self, rates: Grid, tokens: int) -> None:
         """Let the policy start as if a prompt of so many tokens had used the experts at these rates."""
         self.changing()
         rates = self._grid(rates)
         hottest_last = np.argsort(np.argsort(rates, axis=1, kind="stable"), axis=1)
         fresh = self.table.last == 0  # among equals the hotter counts as used later, which is all that recency can know
         self.table.last[fresh] = (hottest_last - rates.shape[1])[fresh]
-        parts = np.diff(np.linspace(0, tokens, min(tokens, _LESSONS) + 1).astype(int)).tolist()
+        parts = np.diff(np.linspace(0, tokens, min(tokens, _PARTS) + 1).astype(int)).tolist()
         for layer, row in enumerate(rates):
             experts = np.flatnonzero(row > 0).astype(np.int32)
             for part in parts if len(experts) else ():
-                self._kernels.teach(self.table, self.state, layer, experts, row[experts] * part, part)
+                self._kernels.seed_from_rates(self.table, self.state, layer, experts, row[experts] * part, part)
 
     def adopt(self, other: Controller) -> None:
         """Exchange policies, with all that they learnt, with another cache of the same plan; who is resident stays."""
@@ -267,7 +267,7 @@ class Controller:
         self.changing()
         self.changes += 1
         for key in {self._known(key) for key in keys} & set(self.pins()):
-            self.table.last[key] = COMING if key in self.coming else self.table.clock[0]
+            self.table.last[key] = RESERVED if key in self.reserved else self.table.clock[0]
         self._count_pins()
         self.changes -= 1
 
@@ -330,9 +330,9 @@ class Controller:
 
 
 def _load(layer: int, row: list[int]) -> Load:
-    expert, slot, left_layer, left_expert = row
+    expert, slot, evicted_layer, evicted_expert = row
     return Load(
         ExpertKey(layer, expert),
         None if slot < 0 else slot,
-        None if left_expert < 0 else ExpertKey(left_layer, left_expert),
+        None if evicted_expert < 0 else ExpertKey(evicted_layer, evicted_expert),
     )

@@ -36,7 +36,7 @@ class Kernels(NamedTuple):
 
     serve: Callable[..., int]
     replay: Callable[..., int]
-    teach: Callable[..., None]
+    seed_from_rates: Callable[..., None]
     victim: Callable[..., int]
     fill: Callable[..., int]
 
@@ -57,8 +57,8 @@ def look_up(table: Table, ask: Ask) -> int:
     return missing
 
 
-def seats_are_scarce(table: Table, ask: Ask, admit: int, missing: int) -> bool:
-    """Whether some of the missing may go without a slot, so that it matters who comes first."""
+def slots_are_scarce(table: Table, ask: Ask, admit: int, missing: int) -> bool:
+    """Whether some of the missing may go without a slot, so that their order matters."""
     group = table.group_of[ask.layer]
     if missing <= table.num_free[group]:
         return False
@@ -67,8 +67,8 @@ def seats_are_scarce(table: Table, ask: Ask, admit: int, missing: int) -> bool:
 
 
 def value_of(table: Table, state: Any, ask: Ask, layer: int, expert: int) -> Any:
-    """The policy's score, or what shields the expert if that is more."""
-    return max(score(state, table, ask, layer, expert), table.shield[layer, expert])
+    """The policy's score, or the expert's score floor if that is more."""
+    return max(score(state, table, ask, layer, expert), table.score_floor[layer, expert])
 
 
 def rank_missing(table: Table, state: Any, ask: Ask, missing: int) -> None:
@@ -85,7 +85,7 @@ def rank_missing(table: Table, state: Any, ask: Ask, missing: int) -> None:
         table.loads[at, 0] = expert
 
 
-def weakest(table: Table, state: Any, ask: Ask, late: bool) -> int:
+def find_victim(table: Table, state: Any, ask: Ask, late: bool) -> int:
     """The slot of the resident with the lowest score among those that may leave, or -1.
 
     The event's own experts stay until it is served, pins always do, and in a pool no layer is brought below its floor
@@ -93,12 +93,12 @@ def weakest(table: Table, state: Any, ask: Ask, late: bool) -> int:
     """
     bar = ask.tick + late  # who was last used at this time or later must stay; a pin counts as used at the end of time
     if len(table.bounds) == 2:
-        return weakest_of_pool(table, state, ask, bar)
-    return weakest_of_layer(table, state, ask, bar)
+        return victim_of_pool(table, state, ask, bar)
+    return victim_of_layer(table, state, ask, bar)
 
 
-def weakest_of_layer(table: Table, state: Any, ask: Ask, bar: int) -> int:
-    """Among few slots, without short cuts: who is weakest is random to a processor, and its wrong guesses are dear."""
+def victim_of_layer(table: Table, state: Any, ask: Ask, bar: int) -> int:
+    """Among few slots, without short cuts: the victim is random to a CPU, and a branch predicted wrongly is dear."""
     layer, experts = ask.layer, table.last.shape[1]
     found, lowest, first = -1, np.inf, FOREVER
     for slot in range(table.bounds[layer], table.bounds[layer + 1]):
@@ -113,8 +113,8 @@ def weakest_of_layer(table: Table, state: Any, ask: Ask, bar: int) -> int:
     return found
 
 
-def weakest_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
-    """Among many slots, with short cuts: nearly all of them score higher than the weakest so far."""
+def victim_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
+    """Among many slots, with short cuts: nearly all of them score higher than the victim so far."""
     experts = table.last.shape[1]
     found, lowest, first = -1, np.inf, FOREVER
     for slot in range(table.bounds[1]):
@@ -131,52 +131,52 @@ def weakest_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
     return found
 
 
-def sit(table: Table, ask: Ask, row: int, slot: int, left_layer: int, left_expert: int) -> None:
-    """Give the row-th missing expert this slot, and note who left it."""
+def assign(table: Table, ask: Ask, row: int, slot: int, evicted_layer: int, evicted_expert: int) -> None:
+    """Give the row-th missing expert this slot, and note which expert was evicted from it."""
     expert = table.loads[row, 0]
     table.slot_of[ask.layer, expert] = slot
     table.layer_in[slot] = ask.layer
     table.expert_in[slot] = expert
     table.resident[ask.layer] += 1
     table.loads[row, 1] = slot
-    table.loads[row, 2] = left_layer
-    table.loads[row, 3] = left_expert
+    table.loads[row, 2] = evicted_layer
+    table.loads[row, 3] = evicted_expert
 
 
 def take_free(table: Table, ask: Ask, missing: int) -> int:
-    """Seat as many as there are empty slots; return how many that is."""
+    """Assign as many empty slots as there are; return how many that is."""
     group = table.group_of[ask.layer]
-    seated = int(min(missing, table.num_free[group]))
-    for row in range(seated):
+    assigned = int(min(missing, table.num_free[group]))
+    for row in range(assigned):
         table.num_free[group] -= 1
-        sit(table, ask, row, table.free[table.bounds[group] + table.num_free[group]], -1, -1)
-    return seated
+        assign(table, ask, row, table.free[table.bounds[group] + table.num_free[group]], -1, -1)
+    return assigned
 
 
-def replace_weakest(table: Table, state: Any, ask: Ask, admit: int, row: int, missing: int) -> int:
-    """Seat the rest in the places of the weakest residents, as far as the admission rule allows."""
+def replace_victims(table: Table, state: Any, ask: Ask, admit: int, row: int, missing: int) -> int:
+    """Assign the rest the slots of victims, as far as the admission rule allows."""
     while row < missing:
-        slot = weakest(table, state, ask, admit == LATE)
+        slot = find_victim(table, state, ask, admit == LATE)
         if slot < 0:
             return row
         layer, expert = table.layer_in[slot], table.expert_in[slot]
         if admit != ALWAYS:
-            newcomer = value_of(table, state, ask, ask.layer, table.loads[row, 0])
+            candidate = value_of(table, state, ask, ask.layer, table.loads[row, 0])
             resident = value_of(table, state, ask, layer, expert)
-            if newcomer < resident or (admit == LATE and newcomer == resident):
+            if candidate < resident or (admit == LATE and candidate == resident):
                 return row
         table.slot_of[layer, expert] = -1
         table.resident[layer] -= 1
         table.counters[ask.phase, EVICTED, layer] += 1
-        sit(table, ask, row, slot, layer, expert)
+        assign(table, ask, row, slot, layer, expert)
         row += 1
     return row
 
 
 def serve(table: Table, state: Any, ask: Ask, admit: int) -> int:
-    """Serve one event: protect, look up, learn, then seat what had to be loaded; return the number of loads.
+    """Serve one event: protect, look up, learn, then assign slots to what had to be loaded; return the number of loads.
 
-    Afterwards the first rows of table.loads say what was loaded, where it sits, and who left.
+    Afterwards the first rows of table.loads say what was loaded, its slot, and which expert was evicted.
     """
     table.clock[0] += 1
     table.passes[ask.layer] += 1
@@ -184,16 +184,16 @@ def serve(table: Table, state: Any, ask: Ask, admit: int) -> int:
     observe(state, table, ask)
     if missing == 0:
         return 0
-    if missing > 1 and seats_are_scarce(table, ask, admit, missing):
+    if missing > 1 and slots_are_scarce(table, ask, admit, missing):
         rank_missing(table, state, ask, missing)
-    seated = take_free(table, ask, missing)
-    if seated < missing and admit != FREE:
-        seated = replace_weakest(table, state, ask, admit, seated, missing)
-    for row in range(seated, missing):
+    assigned = take_free(table, ask, missing)
+    if assigned < missing and admit != FREE:
+        assigned = replace_victims(table, state, ask, admit, assigned, missing)
+    for row in range(assigned, missing):
         for column in range(1, 4):  # element by element: a slice assignment costs more than all the rest
             table.loads[row, column] = -1
-    table.counters[ask.phase, ADMITTED, ask.layer] += seated
-    table.counters[ask.phase, STAGED, ask.layer] += missing - seated
+    table.counters[ask.phase, ADMITTED, ask.layer] += assigned
+    table.counters[ask.phase, STAGED, ask.layer] += missing - assigned
     return missing
 
 
@@ -208,14 +208,14 @@ def serve_one(
     return missing
 
 
-def teach(table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int) -> None:
+def seed_from_rates(table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int) -> None:
     """Let the policy learn of a past that was not served here, as of a prompt of so many tokens."""
     observe(state, table, Ask(layer, experts, counts, tokens, 0, table.clock[0], -1))
 
 
 def victim(table: Table, state: Any, layer: int, experts: Any, counts: Any) -> int:
-    """The slot that a layer's next newcomer would take if no slot is empty, or -1; experts and counts are empty."""
-    return weakest(table, state, Ask(layer, experts, counts, 1, 1, table.clock[0] + 1, -1), False)
+    """The slot that a layer's next candidate would take if no slot is empty, or -1; experts and counts are empty."""
+    return find_victim(table, state, Ask(layer, experts, counts, 1, 1, table.clock[0] + 1, -1), False)
 
 
 def replay(
@@ -241,8 +241,8 @@ def replay(
 
 
 def fill(table: Table, layers: Any, experts: Any) -> int:
-    """Seat experts in empty slots, in the given order, skipping residents and full groups; return how many sat."""
-    seated = 0
+    """Assign empty slots to experts, in the given order, skipping residents and full groups; return how many."""
+    assigned = 0
     for i in range(len(layers)):
         layer, expert = layers[i], experts[i]
         group = table.group_of[layer]
@@ -253,27 +253,27 @@ def fill(table: Table, layers: Any, experts: Any) -> int:
         table.slot_of[layer, expert] = slot
         table.layer_in[slot], table.expert_in[slot] = layer, expert
         table.resident[layer] += 1
-        seated += 1
-    return seated
+        assigned += 1
+    return assigned
 
 
 _MADE: dict[type[Policy], Kernels] = {}
-_ENTRIES = (serve_one, replay, teach, victim, fill)
+_ENTRIES = (serve_one, replay, seed_from_rates, victim, fill)
 _TEMPLATES = (
     look_up,
-    seats_are_scarce,
+    slots_are_scarce,
     value_of,
     rank_missing,
-    weakest_of_layer,
-    weakest_of_pool,
-    weakest,
-    sit,
+    victim_of_layer,
+    victim_of_pool,
+    find_victim,
+    assign,
     take_free,
-    replace_weakest,
+    replace_victims,
     serve,
     serve_one,
     replay,
-    teach,
+    seed_from_rates,
     victim,
 )
 
@@ -289,7 +289,7 @@ def _make(policy: type[Policy]) -> Kernels:
     names = globals() | {"observe": policy.observe, "score": policy.score}
     space = bind(_TEMPLATES, _ENTRIES, names, f"{policy.name}_", [*_sources(), Path(inspect.getfile(policy))])
     filled = bind((fill,), (fill,), globals(), "", _sources())
-    return Kernels(space["serve_one"], space["replay"], space["teach"], space["victim"], filled["fill"])
+    return Kernels(space["serve_one"], space["replay"], space["seed_from_rates"], space["victim"], filled["fill"])
 
 
 def _sources() -> list[Path]:

@@ -25,7 +25,7 @@ def prime(controller: Controller, profile: Profile, prior_tokens: int = PRIOR_TO
         _recall(controller, profile.learnt, prior_tokens)
     if prior_tokens and profile.matrices is not None and controller.policy.collects_requests:
         recall(controller.state, profile.matrices)
-    controller.teach(profile.hotness(), prior_tokens)
+    controller.seed_from_rates(profile.hotness(), prior_tokens)
 
 
 def hottest(profile: Profile) -> list[ExpertKey]:

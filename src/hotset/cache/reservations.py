@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from hotset.cache.controller import Coming, Controller
-from hotset.cache.table import COMING
+from hotset.cache.controller import Controller, Reservation
+from hotset.cache.table import RESERVED
 from hotset.shape import ExpertKey
 
 
@@ -23,14 +23,14 @@ class Reservations:
         """Reserve an empty slot for an expert; None if there is none, or the expert is here or on its way."""
         table, (layer, expert) = self.controller.table, key
         group = int(table.group_of[layer])
-        if table.slot_of[key] >= 0 or key in self.controller.coming or not table.num_free[group]:
+        if table.slot_of[key] >= 0 or key in self.controller.reserved or not table.num_free[group]:
             return None
         self.controller.changes += 1
         table.num_free[group] -= 1
         slot = int(table.free[table.bounds[group] + table.num_free[group]])
         table.layer_in[slot], table.expert_in[slot] = layer, expert
-        self.controller.coming[key] = Coming(slot, int(table.last[key]), owner)
-        table.last[key] = COMING
+        self.controller.reserved[key] = Reservation(slot, int(table.last[key]), owner)
+        table.last[key] = RESERVED
         self.controller.changes -= 1
         return slot
 
@@ -40,7 +40,7 @@ class Reservations:
         """Reserve a slot for each expert that needs one and finds one, by eviction if that is allowed."""
         held = {}
         for key in keys:
-            if evict and self.controller.table.slot_of[key] < 0 and key not in self.controller.coming:
+            if evict and self.controller.table.slot_of[key] < 0 and key not in self.controller.reserved:
                 self.make_room(key.layer)
             if (slot := self.reserve(key, owner)) is not None:
                 held[key] = slot
@@ -72,7 +72,7 @@ class Reservations:
 
     def cancel_all(self, owner: object) -> None:
         """Free all slots that were reserved for one owner."""
-        for key, held in tuple(self.controller.coming.items()):
+        for key, held in tuple(self.controller.reserved.items()):
             if held.owner is owner:
                 self.cancel(key, held.slot)
 
@@ -81,7 +81,7 @@ class Reservations:
         controller, table = self.controller, self.controller.table
         if table.num_free[table.group_of[layer]]:
             return True
-        slot = controller.weakest(layer)
+        slot = controller.victim(layer)
         if slot is None:
             return False
         controller.drop([ExpertKey(int(table.layer_in[slot]), int(table.expert_in[slot]))])
@@ -90,4 +90,4 @@ class Reservations:
     @property
     def count(self) -> int:
         """How many slots wait for their experts."""
-        return len(self.controller.coming)
+        return len(self.controller.reserved)

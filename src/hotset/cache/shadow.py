@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from hotset.cache.controller import Coming, Controller
+from hotset.cache.controller import Controller, Reservation
 from hotset.cache.counters import Count, Counters
-from hotset.cache.table import COMING
+from hotset.cache.table import RESERVED
 from hotset.cache.usage import LOG_FIELDS, LOG_HEADER, LOGGED_PASSES, Usage
 from hotset.compiling import keep_compiled
 from hotset.policies import parse
@@ -77,18 +77,18 @@ class Shadow:
         for name, array in live.table._asdict().items():
             getattr(shadow.controller.table, name)[...] = array
         shadow.controller.restore(live.save())
-        shadow._forget_coming(live.coming)
+        shadow._forget_reserved(live.reserved)
         return shadow
 
-    def _forget_coming(self, coming: dict[ExpertKey, Coming]) -> None:
+    def _forget_reserved(self, reserved: dict[ExpertKey, Reservation]) -> None:
         """Empty the slots held for experts on their way: nothing ever arrives here."""
         table = self.controller.table
-        for (layer, expert), held in coming.items():
+        for (layer, expert), held in reserved.items():
             same = (table.layer_in == layer) & (table.expert_in == expert)
             for slot in np.flatnonzero(same).tolist():
                 if slot != table.slot_of[layer, expert]:
                     self.controller.vacate(layer, slot)
-            if table.last[layer, expert] == COMING:
+            if table.last[layer, expert] == RESERVED:
                 table.last[layer, expert] = held.last
 
     def take(self, events: EventTable) -> None:

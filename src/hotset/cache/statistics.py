@@ -40,8 +40,8 @@ def phase_tokens(controller: Controller) -> Counts:
     return tokens
 
 
-def seats_of(controller: Controller) -> npt.NDArray[np.uint8]:
+def residency_of(controller: Controller) -> npt.NDArray[np.uint8]:
     """Who is resident and who is pinned, as a profile keeps it."""
     resident, pinned = controller.table.slot_of >= 0, controller.table.last == FOREVER
-    seats: npt.NDArray[np.uint8] = (resident * RESIDENT + pinned * PINNED).astype(np.uint8)
-    return seats
+    residency: npt.NDArray[np.uint8] = (resident * RESIDENT + pinned * PINNED).astype(np.uint8)
+    return residency

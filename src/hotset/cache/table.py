@@ -1,4 +1,4 @@
-"""The slot table: who sits where. Arrays only, so that compiled code can walk it."""
+"""The slot table: which expert has which slot. Arrays only, so that compiled code can walk it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hotset.cache.plan import Scope, SlotPlan
 
 FOREVER = np.iinfo(np.int64).max
 """The time of last use of a pinned expert, so that one comparison protects it like the experts of a running event."""
-COMING = FOREVER - 1
+RESERVED = FOREVER - 1
 """The time of last use of an expert that is on its way to a slot held for it: nobody may take that slot."""
 
 
@@ -30,11 +30,11 @@ class Table(NamedTuple):
     floor: Any  # int32 [layers]
     num_pinned: Any  # int64 [groups]
     last: Any  # int64 [layers, experts], the last event that asked for it, or FOREVER when pinned
-    shield: Any  # float64 [layers, experts], the least that its score counts for; -inf for nearly all
+    score_floor: Any  # float64 [layers, experts], the least that its score counts for; -inf for nearly all
     passes: Any  # int64 [layers], events served
     clock: Any  # int64 [1], events served in all layers
     counters: Any  # int64 [phases, counters, layers]
-    loads: Any  # int32 [experts, 4]: expert, slot or -1 when staged, layer and expert that left or -1
+    loads: Any  # int32 [experts, 4]: expert, slot or -1 when staged, layer and expert evicted or -1
     worth: Any  # float64 [experts], scratch
 
 
@@ -55,7 +55,7 @@ def make_table(plan: SlotPlan, floors: bool = True) -> Table:
         floor=plan.floors() if pool and floors else np.zeros(layers, np.int32),
         num_pinned=np.zeros(len(bounds) - 1, np.int64),
         last=np.zeros((layers, experts), np.int64),
-        shield=np.full((layers, experts), -np.inf),
+        score_floor=np.full((layers, experts), -np.inf),
         passes=np.zeros(layers, np.int64),
         clock=np.zeros(1, np.int64),
         counters=Counters.empty(layers),

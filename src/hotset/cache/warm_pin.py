@@ -31,7 +31,7 @@ class WarmPin:
         self._say = say
         self._mine = Tally(live)
         self._bare: Shadow | None = None
-        self._shielded: Shadow | None = None
+        self._protected: Shadow | None = None
         self._tallies: tuple[Tally, ...] = ()
         self._begin("observing")
         self.observe_anew()
@@ -40,7 +40,7 @@ class WarmPin:
         """Begin again, as after a change of workload; what is protected stays so until it loses."""
         if self.state in ("observing", "declined", "released"):
             self._uses = self.live.usage.counts[USES, Phase.DECODE].copy()
-            self._bare = self._shielded = None
+            self._bare = self._protected = None
             self._begin("observing")
 
     def take(self, events: EventTable | None) -> None:
@@ -58,28 +58,28 @@ class WarmPin:
 
     def _begin(self, state: str) -> None:
         self.state, self._passed = state, 0
-        self._counts = np.zeros((3, 2), np.int64)  # of the live, the bare and the shielded cache: hits, misses
+        self._counts = np.zeros((3, 2), np.int64)  # of the live, the bare and the protected cache: hits, misses
 
     def _shadows(self) -> list[tuple[Shadow, Tally]]:
-        shadows = [shadow for shadow in (self._bare, self._shielded) if shadow is not None]
+        shadows = [shadow for shadow in (self._bare, self._protected) if shadow is not None]
         return list(zip(shadows, self._tallies, strict=False))
 
     def _try(self) -> None:
         """Set the most used against what the policy does by itself, in two shadows of the live cache."""
         self._before = self._rate(0)
         self.chosen = most_used(self.live, self.live.usage.counts[USES, Phase.DECODE] - self._uses)
-        self._bare, self._shielded = Shadow.twin(self.live), Shadow.twin(self.live)
-        _protect(self._shielded.controller, self.chosen)
-        self._tallies = Tally(self._bare.controller), Tally(self._shielded.controller)
+        self._bare, self._protected = Shadow.twin(self.live), Shadow.twin(self.live)
+        _protect(self._protected.controller, self.chosen)
+        self._tallies = Tally(self._bare.controller), Tally(self._protected.controller)
         self._begin("trying")
 
     def _decide(self) -> None:
-        bare, shielded = self._rate(1), self._rate(2)
-        trial = f"{100 * bare:.1f} -> {100 * shielded:.1f} % hits in a trial"
+        bare, pinned = self._rate(1), self._rate(2)
+        trial = f"{100 * bare:.1f} -> {100 * pinned:.1f} % hits in a trial"
         saying = f"warm-pin: after {self.tokens} tokens, {int(self.chosen.sum())} experts ({trial})"
-        pays = shielded > bare
-        self.rounds.append({"predicted_points": 100 * (shielded - bare), "protected": pays, "before": self._before})
-        self._shielded = None
+        pays = pinned > bare
+        self.rounds.append({"predicted_points": 100 * (pinned - bare), "protected": pays, "before": self._before})
+        self._protected = None
         if not pays:
             self._bare = None
             self._say(f"{saying}: not protected, it does not pay")
@@ -131,15 +131,15 @@ def most_used(live: Controller, uses: Counts) -> npt.NDArray[np.bool_]:
 
 
 def release(controller: Controller) -> None:
-    """Let nobody be protected any more."""
+    """Protect no expert any more."""
     _protect(controller, np.zeros(controller.table.slot_of.shape, np.bool_))
 
 
-def shielded(controller: Controller) -> list[ExpertKey]:
-    """Who is protected now."""
-    return [ExpertKey(*key) for key in np.argwhere(controller.table.shield > -np.inf).tolist()]
+def protected(controller: Controller) -> list[ExpertKey]:
+    """The experts that are protected now."""
+    return [ExpertKey(*key) for key in np.argwhere(controller.table.score_floor > -np.inf).tolist()]
 
 
 def _protect(controller: Controller, chosen: npt.NDArray[np.bool_]) -> None:
     controller.changing()
-    controller.policy.shield(controller.state, controller.table, chosen)
+    controller.policy.set_score_floor(controller.state, controller.table, chosen)

@@ -285,7 +285,7 @@ class Preloader:
 
     def _wait_for(self, keys: Sequence[ExpertKey]) -> None:
         """Wait until no slot is reserved for these any more: another thread may be loading them."""
-        while any(key in self._cache.controller.coming for key in keys):
+        while any(key in self._cache.controller.reserved for key in keys):
             time.sleep(0.002)
 
     def _pin_residents(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:

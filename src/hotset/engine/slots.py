@@ -117,11 +117,11 @@ class SlotCache:
 
     def commit(self, key: ExpertKey, *, pin: bool = False) -> bool:
         """Give an expert that has arrived the slot reserved for it; false if it came another way meanwhile."""
-        return self.reservations.commit(key, self.controller.coming[key].slot, pin=pin)
+        return self.reservations.commit(key, self.controller.reserved[key].slot, pin=pin)
 
     def cancel(self, key: ExpertKey) -> None:
         """Free the slot that is reserved for an expert."""
-        self.reservations.cancel(key, self.controller.coming[key].slot)
+        self.reservations.cancel(key, self.controller.reserved[key].slot)
 
     def cancel_all(self, owner: object) -> None:
         """Free all slots that are reserved for one owner."""

@@ -13,7 +13,7 @@ from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
 SAFETY = 0.05
-"""The share of what is left for experts that `auto` leaves to others and to what no account foresees."""
+"""The share of what is left for experts that `auto` leaves to others and to what no account covers."""
 
 
 def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:

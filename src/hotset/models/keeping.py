@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hotset.cache.learning import learnt
-from hotset.cache.statistics import phase_tokens, seats_of
+from hotset.cache.statistics import phase_tokens, residency_of
 from hotset.cache.usage import HITS, MISSES, USES
 from hotset.engine.engine import Engine
 from hotset.errors import HotsetError, ProfileError
@@ -55,7 +55,7 @@ class Keeper:
                 supervisor.look()
             self._new_counts = controller.usage.counts - self._counts
             tokens = phase_tokens(controller) - self._tokens
-            seats, policy, found = seats_of(controller), controller.policy.name, learnt(controller)
+            seats, policy, found = residency_of(controller), controller.policy.name, learnt(controller)
             matrices = collected(controller.state) if controller.policy.collects_requests else None
             history = History.empty() if supervisor is None else supervisor.history(self._spans)
             self._new_spans = 0 if supervisor is None else supervisor.spans_ever

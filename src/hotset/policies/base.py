@@ -104,17 +104,17 @@ class Policy:
         """Fresh state for a model of this shape."""
         raise PolicyError(f"{self.name} does not say how to start")
 
-    def foresee(self, state: Any, events: EventTable) -> Any:  # noqa: ARG002 - for policies that need the future
+    def with_future(self, state: Any, events: EventTable) -> Any:  # noqa: ARG002 - for policies that need the future
         """State for a replay of exactly these events; only offline policies look at them."""
         return state
 
-    def foresees(self, state: Any, experts: int) -> bool:  # noqa: ARG002 - for policies that need the future
+    def can_serve(self, state: Any, experts: int) -> bool:  # noqa: ARG002 - for policies that need the future
         """Whether the next event, of so many experts, can be served; policies of the present always can."""
         return True
 
-    def shield(self, state: Any, table: Any, chosen: npt.NDArray[np.bool_]) -> None:  # noqa: ARG002 - some keep it
+    def set_score_floor(self, state: Any, table: Any, chosen: npt.NDArray[np.bool_]) -> None:  # noqa: ARG002 - some keep it
         """Let these experts leave only when no others may, and all others as before."""
-        table.shield[...] = np.where(chosen, np.inf, -np.inf)
+        table.score_floor[...] = np.where(chosen, np.inf, -np.inf)
 
     @property
     def admission(self) -> Admit:

@@ -81,14 +81,14 @@ class Belady(Policy):
         """The future is not known yet."""
         return BeladyState(np.full((shape.layers, shape.experts), np.inf), np.empty(0), np.zeros(1, np.int64))
 
-    def foresee(self, state: BeladyState, events: EventTable) -> BeladyState:  # noqa: ARG002 - the past does not matter to it
+    def with_future(self, state: BeladyState, events: EventTable) -> BeladyState:  # noqa: ARG002 - the past does not matter to it
         """Read the future from the events that will be replayed."""
         counted = (self.phase != "decode", self.phase != "prefill")
         grid = (events.shape.layers, events.shape.experts)
         future, first = next_uses(events.start, events.layer, events.phase, events.expert, counted, *grid)
         return BeladyState(first, future, np.zeros(1, np.int64))
 
-    def foresees(self, state: BeladyState, experts: int) -> bool:
+    def can_serve(self, state: BeladyState, experts: int) -> bool:
         """Whether the future that was read reaches as far as the next event."""
         return bool(state.cursor[0] + experts <= len(state.future))
 

@@ -1,4 +1,4 @@
-"""Exponentially decayed counts: frequency that forgets at a chosen half-life, or at the one that foresees best."""
+"""Exponentially decayed counts: frequency that forgets at a chosen half-life, or at the one that predicts best."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ PHASES = 2
 _MOST_BYTES = 256 << 20  # of stored matrices; a very large model keeps fewer of them
 _MOST_RUNNING_BYTES = 64 << 20
 _NEVER = np.iinfo(np.int64).max  # when an empty place was seen: nothing was seen later
-_NOBODY, _TAUGHT = -2, -1  # numbers of no request
+_NOBODY, _SEEDED = -2, -1  # numbers of no request
 
 
 class EamState(NamedTuple):
@@ -83,7 +83,7 @@ def score(state: EamState, table: Any, ask: Ask, layer: int, expert: int) -> Any
 @compiled
 def take(state: EamState, layer: int, experts: Any, counts: Any, phase: int, request: int) -> None:
     """Add one event to its request, and to the dot products with all stored ones."""
-    if request == _TAUGHT:
+    if request == _SEEDED:
         phase = 1
     run = _turn(state, layer, phase, request)
     held, dots = state.held[0], state.dots[phase, run]
@@ -163,7 +163,7 @@ def _limit(state: EamState, run: int, layer: int) -> Any:
     """Running requests last seen before this event are over; a run of -1 is a new request."""
     if run >= 0:
         return state.begun[run] if layer <= state.layer[run] else 1
-    if _find(state, _TAUGHT) >= 0:  # nobody takes turns with a profile
+    if _find(state, _SEEDED) >= 0:  # nobody takes turns with a profile
         return state.clock[0]
     return state.seen[_oldest(state)] + 1 if _find(state, _NOBODY) < 0 else 1
 
@@ -242,9 +242,9 @@ def _is_nearer(state: EamState, phase: int, run: int, one: int, other: int) -> A
 
 @compiled
 def _save(state: EamState, run: int) -> None:
-    """Store a running request if it has anything new; what was only taught makes way for anything else."""
-    taught = state.request[run] == _TAUGHT and state.held[0] > 0
-    if state.unsaved[run] == 0 or taught or state.running_square[0, run] + state.running_square[1, run] == 0.0:
+    """Store a running request if it has anything new; what was only seeded makes way for anything else."""
+    seeded = state.request[run] == _SEEDED and state.held[0] > 0
+    if state.unsaved[run] == 0 or seeded or state.running_square[0, run] + state.running_square[1, run] == 0.0:
         return
     place = state.own[run] if state.own[run] >= 0 else _place(state, run)
     _store(state, run, place)

@@ -1,4 +1,4 @@
-"""Segmented LRU: newcomers are on probation, a second use protects them."""
+"""Segmented LRU: new experts are on probation, a second use protects them."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ class Slru(Policy):
         options = np.array([self.protected, float(self.hint), self.hint_half_life])
         return SlruState(np.zeros(grid), np.zeros(grid, np.bool_), np.full(grid, -np.inf), options)
 
-    def shield(self, state: SlruState, table: Any, chosen: npt.NDArray[np.bool_]) -> None:
+    def set_score_floor(self, state: SlruState, table: Any, chosen: npt.NDArray[np.bool_]) -> None:
         """Put these experts into the protected segment, and keep them there."""
-        super().shield(state, table, chosen)
+        super().set_score_floor(state, table, chosen)
         state.protected[chosen] = True
         state.since[chosen] = table.clock[0]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hotset.report.heat_grids import draw_memory, draw_use, mark_pins, number_layers
 from hotset.report.heat_history import draw_history, label_marks
 from hotset.report.heat_layers import draw_concentration, draw_layers
-from hotset.report.heat_words import caption, seated, short
+from hotset.report.heat_words import caption, knows_residency, short
 from hotset.report.plot_file import check_format, drawing, save_figure
 from hotset.report.plot_style import GREY
 
@@ -60,7 +60,7 @@ def _draw(statistics: Statistics, title: str) -> Figure:
 
 def _axes_of_layers(figure: Figure, place: SubplotSpec, statistics: Statistics) -> list[Axes]:
     """The panels with a row per layer, side by side: use, memory where it is known, and hit rates."""
-    draw = [draw_use, *([draw_memory] if seated(statistics) else []), draw_layers]
+    draw = [draw_use, *([draw_memory] if knows_residency(statistics) else []), draw_layers]
     columns = place.subgridspec(1, len(draw), width_ratios=(1.0,) * (len(draw) - 1) + (0.5,))
     axes = [figure.add_subplot(columns[0])]
     axes += [figure.add_subplot(columns[index], sharey=axes[0]) for index in range(1, len(draw))]

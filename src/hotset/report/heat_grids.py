@@ -1,4 +1,4 @@
-"""The maps of layers by experts: how often each is used, and who sits in memory."""
+"""The maps of layers by experts: how often each is used, and which are in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST_CELL = 3.0  # points: a mark in a smaller cell would not be seen
 _LARGEST_MARK = 6.0
 
 # A name, the colour of a cell and the colour of its mark, by resident + 2 * pinned; they differ in lightness, too.
-_SEATS: tuple[tuple[str, str, str | None], ...] = (
+_RESIDENCY: tuple[tuple[str, str, str | None], ...] = (
     ("not in memory", "#efefef", None),
     ("in memory", "#74add1", None),
     ("pinned, not in memory", "#fdd49e", INK),
@@ -46,11 +46,11 @@ def draw_use(axes: Axes, statistics: Statistics) -> bool:
 
 
 def draw_memory(axes: Axes, statistics: Statistics) -> bool:
-    """Draw who sits in memory and who is pinned there."""
+    """Draw which are in memory and pinned there."""
     from matplotlib.colors import to_rgb
 
     levels = _levels(statistics)
-    palette = np.array([to_rgb(color) for _, color, _ in _SEATS])
+    palette = np.array([to_rgb(color) for _, color, _ in _RESIDENCY])
     axes.imshow(palette[levels], aspect="auto")
     axes.set_title(_memory_title(statistics))
     _number_experts(axes, statistics.shape.experts)
@@ -65,7 +65,7 @@ def mark_pins(axes: Axes, statistics: Statistics) -> None:
     if size < _LEAST_CELL:
         return
     levels = _levels(statistics)
-    for level, (_, _, color) in enumerate(_SEATS):
+    for level, (_, _, color) in enumerate(_RESIDENCY):
         rows, columns = np.nonzero(levels == level)
         if color and rows.size:
             axes.plot(columns, rows, **_mark(color, min(0.6 * size, _LARGEST_MARK)))
@@ -120,9 +120,9 @@ def _add_legend(axes: Axes, levels: npt.NDArray[np.int64]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    counts = np.bincount(levels.ravel(), minlength=len(_SEATS))
+    counts = np.bincount(levels.ravel(), minlength=len(_RESIDENCY))
     handles, names = [], []
-    for (name, color, mark), count in zip(_SEATS, counts, strict=True):
+    for (name, color, mark), count in zip(_RESIDENCY, counts, strict=True):
         if count:
             cell = Patch(facecolor=color, edgecolor=GREY, linewidth=0.5)
             handles.append((cell, Line2D([], [], **_mark(mark, 4.5))) if mark else (cell,))

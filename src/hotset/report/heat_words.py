@@ -36,7 +36,7 @@ def shares(statistics: Statistics) -> Grid:
     return found
 
 
-def seated(statistics: Statistics) -> bool:
+def knows_residency(statistics: Statistics) -> bool:
     """Whether it is known who sits in memory: a profile of a trace does not know."""
     return bool(statistics.resident.any() or statistics.pinned.any())
 
@@ -46,7 +46,7 @@ def caption(statistics: Statistics) -> str:
     shape, tokens = statistics.shape, statistics.tokens
     model = f"{plural(shape.layers, 'MoE layer')} of {plural(shape.experts, 'expert')}, {shape.top_k} per token"
     counted = f"{int(tokens[Phase.DECODE]):,} decode and {plural(int(tokens[Phase.PREFILL]), 'prefill token')}"
-    memory = "" if seated(statistics) else " Which experts are in memory is not known."
+    memory = "" if knows_residency(statistics) else " Which experts are in memory is not known."
     idle = int(np.isnan(shares(statistics)).any(axis=1).sum())
     grey = f" Grey: {plural(idle, 'layer')} without use." if 0 < idle < shape.layers else ""
     return f"{model}; {counted}.{grey}{memory}"

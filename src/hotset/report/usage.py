@@ -125,7 +125,7 @@ class _Column(NamedTuple):
     nothing: Any = 0  # a column that has only this, or None, is left out
 
 
-def _seats(row: dict[str, Any]) -> str:
+def _residency(row: dict[str, Any]) -> str:
     return f"{row['resident']} ({row['pinned']})"
 
 
@@ -145,7 +145,7 @@ _LAYER_COLUMNS = (
     _Column("layer", lambda row: row["layer"], str, always=True),
     _Column("hit\nrate", lambda row: row["hit_rate"], percent, nothing=None),
     _Column("top 25 %\ntake", lambda row: row["concentration"]["25.0%"], percent, always=True),
-    _Column("resident\n(pinned)", _seats, str, nothing="0 (0)"),
+    _Column("resident\n(pinned)", _residency, str, nothing="0 (0)"),
     _Column("loaded", lambda row: row["loaded_bytes"], format_size),
     _Column("hottest experts\n(uses per token)", lambda row: row["top"], _hottest, always=True, left=True),
 )

@@ -157,7 +157,7 @@ def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[
     """Start with what the fit requests taught, then count only the judged ones; and the same from cold, to compare."""
     controller = _controller(job, sweep)
     if job.policy.offline:  # the bound for any warm start: the best contents to begin with, known from the future
-        controller.preload(1.0 / (1.0 + job.policy.foresee(controller.state, judged.events).next_use))
+        controller.preload(1.0 / (1.0 + job.policy.with_future(controller.state, judged.events).next_use))
     elif job.policy.name == "static":
         controller.state.counts[...] = _counts(fit.events)
         controller.preload(controller.state.counts)

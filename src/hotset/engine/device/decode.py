@@ -82,7 +82,7 @@ class DeviceDecode:
         """Whether the device can take over: the RAM tier is full, and nothing is on its way to a slot."""
         running = self._offload.preloader.running
         preloading = running is not None and running.busy
-        return self.filler.is_done() and not preloading and not self.cache.controller.coming
+        return self.filler.is_done() and not preloading and not self.cache.controller.reserved
 
     def prefetches_in(self, step: Step) -> bool:
         """Whether the device prefetches in a step: `auto` compares steps that do and steps that do not."""

@@ -33,7 +33,7 @@ _ALWAYS, _SCORE = tl.constexpr(int(Admit.ALWAYS)), tl.constexpr(int(Admit.SCORE)
 class Outputs(NamedTuple):
     """What one event leaves behind for the kernels that copy and compute."""
 
-    loads: Tensor  # int32 [most loads, 4]: expert, slot or -1 when staged, layer and expert that left or -1
+    loads: Tensor  # int32 [most loads, 4]: expert, slot or -1 when staged, layer and expert evicted or -1
     missing: Tensor  # int32 [1], rows of loads and job_row that are new
     job_row: Tensor  # int32 [most loads], the arena row that each load's bytes go to
     pair_row: Tensor  # int32 [pairs], the arena row that each pair is computed from, or -1
@@ -56,7 +56,7 @@ def plan_event(
     found = look(state, layer, experts, lanes)
     slot_of = tl.load(table.slot_of + layer * experts + expert, mask=inside, other=-1)
     last = tl.load(table.last + layer * experts + expert, mask=inside, other=0)
-    shield = tl.load(table.shield + layer * experts + expert, mask=inside, other=0.0)
+    score_floor = tl.load(table.score_floor + layer * experts + expert, mask=inside, other=0.0)
     num_free = tl.load(table.num_free + layer).to(tl.int32)
     resident = tl.load(table.resident + layer)
     first_slot = tl.load(table.bounds + layer).to(tl.int32)
@@ -77,21 +77,21 @@ def plan_event(
         state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
         experts, lanes, variant,
     )  # fmt: skip
-    value = tl.maximum(score, shield)
+    value = tl.maximum(score, score_floor)
     last = tl.where(used, tl.maximum(last, tick), last)
 
     scarce = num_missing > num_free
     if admit == _ALWAYS and layers > 1:
         scarce = scarce & (num_used > movable)
     rank = tl.where(scarce, value, 0.0)  # equals come by rising number
-    slot_of, order, left, seated = _seat(
+    slot_of, order, evicted, assigned = _assign(
         table, layer, slot_of, value, rank, last, missing, tick, num_missing, num_free, first_slot,
         admit, experts, lanes,
     )  # fmt: skip
-    rows = _tell_loads(table, out, row_of, staging_row, layer, rows, missing, slot_of, order, left, seated, lanes)
+    rows = _write_loads(table, out, row_of, staging_row, layer, rows, missing, slot_of, order, evicted, assigned, lanes)
 
     taken = tl.minimum(num_missing, num_free)
-    tl.debug_barrier()  # nobody may still be loading what is stored here
+    tl.debug_barrier()  # no thread may still be loading what is stored here
     tl.store(table.slot_of + layer * experts + expert, slot_of, mask=inside)
     tl.store(table.last + layer * experts + expert, last, mask=used)
     tl.store(table.num_free + layer, (num_free - taken).to(tl.int64))
@@ -99,7 +99,7 @@ def plan_event(
     tl.store(table.clock, tick)
     tl.store(table.passes + layer, passes)
     tl.store(out.missing, num_missing)
-    _tell_pairs(out, asked, expert, rows, missing, pairs, width)
+    _write_pairs(out, asked, expert, rows, missing, pairs, width)
 
 
 @triton.jit
@@ -117,69 +117,69 @@ def _read_event(
 
 
 @triton.jit
-def _seat(
+def _assign(
     table, layer, slot_of, value, rank, last, missing, tick, num_missing, num_free, first_slot,
     admit: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr,
 ):  # fmt: skip
-    """Give the missing experts slots, one after the other: empty ones, then those of the weakest residents.
+    """Give the missing experts slots, one after the other: empty ones, then those of victims.
 
-    Returns who sits where now, and of the missing their order, whom they made leave, and how many got a slot. The
-    table's own slot_of stays as it was meanwhile: whoever leaves sat there when the event began.
+    Returns the slot of each expert now, and of the missing their order, their victims, and how many got a slot. The
+    table's own slot_of stays as it was meanwhile: a victim had its slot when the event began.
     """
     expert = tl.arange(0, lanes)
     may_leave = (slot_of >= 0) & (last < tick)
     turn = tl.where(may_leave, last, 0) * lanes + expert  # who goes first among equals: the older, then the lower
     order = tl.full((lanes,), -1, tl.int32)
-    left = tl.full((lanes,), -1, tl.int32)
-    seated = 0
+    evicted = tl.full((lanes,), -1, tl.int32)
+    assigned = 0
     row = 0
     while row < num_missing:
         waiting = tl.where(missing & (order < 0), rank, float("-inf"))
-        best, newcomer = tl.max(waiting, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        best, candidate = tl.max(waiting, axis=0, return_indices=True, return_indices_tie_break_left=True)
         lowest = tl.min(tl.where(may_leave, value, float("inf")), axis=0)
         first = tl.min(tl.where(may_leave & (value == lowest), turn, _FOREVER), axis=0)
-        leaver = (first & (lanes - 1)).to(tl.int32)
+        victim = (first & (lanes - 1)).to(tl.int32)
         evicts = (first != _FOREVER) & (row >= num_free)
         if admit == _SCORE:
             evicts = evicts & (best >= lowest)
         elif admit != _ALWAYS:
             evicts = row < 0  # only while slots are empty
         slot = tl.load(table.free + first_slot + num_free - 1 - row, mask=row < num_free, other=-1)
-        slot = tl.maximum(slot, tl.load(table.slot_of + layer * experts + leaver, mask=evicts, other=-1))
+        slot = tl.maximum(slot, tl.load(table.slot_of + layer * experts + victim, mask=evicts, other=-1))
 
-        leaves = evicts & (expert == leaver)
-        comes = expert == newcomer
+        leaves = evicts & (expert == victim)
+        comes = expert == candidate
         may_leave = may_leave & (leaves == 0)
         slot_of = tl.where(leaves, -1, tl.where(comes, slot, slot_of))
-        left = tl.where(comes & evicts, leaver, left)
+        evicted = tl.where(comes & evicts, victim, evicted)
         order = tl.where(comes, row, order)
-        seated += tl.where(slot >= 0, 1, 0)
+        assigned += tl.where(slot >= 0, 1, 0)
         row += 1
-    return slot_of, order, left, seated
+    return slot_of, order, evicted, assigned
 
 
 @triton.jit
-def _tell_loads(
-    table, out, row_of, staging_row, layer, rows, missing, slot_of, order, left, seated, lanes: tl.constexpr
+def _write_loads(
+    table, out, row_of, staging_row, layer, rows, missing, slot_of, order, evicted, assigned, lanes: tl.constexpr
 ):
-    """Say what is to be loaded, where its bytes go and who left; returns where each expert used is to be found."""
+    """Write what is to be loaded, where its bytes go and what is evicted; returns the row of each expert used."""
     expert = tl.arange(0, lanes)
-    sits = missing & (slot_of >= 0)
-    goes_to = tl.load(row_of + slot_of, mask=sits, other=0)
-    goes_to = tl.where(sits, goes_to, staging_row + order - seated)  # those without a slot come last
+    has_slot = missing & (slot_of >= 0)
+    goes_to = tl.load(row_of + slot_of, mask=has_slot, other=0)
+    goes_to = tl.where(has_slot, goes_to, staging_row + order - assigned)  # those without a slot come last
     place = out.loads + order * 4
     tl.store(place, expert, mask=missing)
     tl.store(place + 1, slot_of, mask=missing)
-    tl.store(place + 2, tl.where(left >= 0, layer, -1), mask=missing)
-    tl.store(place + 3, left, mask=missing)
+    tl.store(place + 2, tl.where(evicted >= 0, layer, -1), mask=missing)
+    tl.store(place + 3, evicted, mask=missing)
     tl.store(out.job_row + order, goes_to, mask=missing)
-    tl.store(table.expert_in + slot_of, expert, mask=sits)
-    tl.store(table.layer_in + slot_of, tl.zeros((lanes,), tl.int32) + layer, mask=sits)
+    tl.store(table.expert_in + slot_of, expert, mask=has_slot)
+    tl.store(table.layer_in + slot_of, tl.zeros((lanes,), tl.int32) + layer, mask=has_slot)
     return tl.where(missing, goes_to, rows)
 
 
 @triton.jit
-def _tell_pairs(out, asked, expert, rows, missing, pairs: tl.constexpr, width: tl.constexpr):
+def _write_pairs(out, asked, expert, rows, missing, pairs: tl.constexpr, width: tl.constexpr):
     """Say of each pair where it is computed, and whether its bytes are still to come."""
     pair = tl.arange(0, width)
     told = rows * 2 + missing.to(tl.int32)  # both in one number, so that one sum finds them

@@ -32,12 +32,12 @@ class DeviceTable:
     @classmethod
     def upload(cls, controller: Controller, device: torch.device | str) -> DeviceTable:
         """Copies of a controller's arrays on a device."""
-        _refuse_coming(controller)
+        _refuse_reserved(controller)
         return cls(_copies(controller.table, device), _copies(controller.state, device))
 
     def refresh(self, controller: Controller) -> None:
         """Take the host's arrays over again, in place: a captured graph knows the tensors by their address."""
-        _refuse_coming(controller)
+        _refuse_reserved(controller)
         for mine, theirs in zip(self._all(), (*controller.table, *controller.state), strict=True):
             mine.copy_(torch.from_numpy(theirs))
 
@@ -68,7 +68,7 @@ def _copies(arrays: Any, device: torch.device | str) -> Any:
     return type(arrays)(*(torch.from_numpy(array).to(device, copy=True) for array in arrays))
 
 
-def _refuse_coming(controller: Controller) -> None:
+def _refuse_reserved(controller: Controller) -> None:
     """The device finds residents by expert, and would not see one for which a slot is reserved."""
-    if controller.coming:
+    if controller.reserved:
         raise HotsetError("experts are on their way to slots held for them: wait until they have landed")

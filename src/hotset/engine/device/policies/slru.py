@@ -34,15 +34,15 @@ def judge(
 ):  # fmt: skip
     """Promote what was hit, put what must be loaded on probation, and score by recency within the segments."""
     expert = tl.arange(0, lanes)
-    place, inside, seated = layer * experts + expert, expert < experts, slot_of >= 0
+    place, inside, resident = layer * experts + expert, expert < experts, slot_of >= 0
     since, before, level, share, half_life = found
     now = tick.to(tl.float64)
     since = tl.where(used, now, since)
-    protected = tl.where(used, seated, before)
-    promoted = tl.max((used & seated & (before == 0)).to(tl.int32), axis=0)
+    protected = tl.where(used, resident, before)
+    promoted = tl.max((used & resident & (before == 0)).to(tl.int32), axis=0)
     if promoted > 0:
         room = (share * slots.to(tl.float64)).to(tl.int32)
-        since, protected = _demote(since, protected, seated, now, room, lanes)
+        since, protected = _demote(since, protected, resident, now, room, lanes)
     today = passes.to(tl.float64) / half_life
     if variant == 1:
         level = add_uses(level, today, used, counts)
@@ -58,12 +58,12 @@ def judge(
 
 
 @triton.jit
-def _demote(since, protected, seated, now, room, lanes: tl.constexpr):
+def _demote(since, protected, resident, now, room, lanes: tl.constexpr):
     """Bring the protected segment to size: the least recent go back on probation, to its most recent end."""
     expert = tl.arange(0, lanes)
-    held = tl.sum((protected & seated).to(tl.int32), axis=0)
+    held = tl.sum((protected & resident).to(tl.int32), axis=0)
     while held > room:
-        may_fall = protected & seated
+        may_fall = protected & resident
         oldest = tl.min(tl.where(may_fall, since, float("inf")), axis=0)
         falls = tl.min(tl.where(may_fall & (since == oldest), expert, lanes), axis=0)
         protected = protected & (expert != falls)
