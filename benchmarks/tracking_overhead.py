@@ -1,6 +1,6 @@
 """What statistics, policy and shadows cost per decode step of the reference model, whose steps are as short as any.
 
-Parts: the engine's call per event with and without statistics, the supervisor's call per pass, and the text of a live
+Parts: the engine's call per event with and without statistics, the monitor's call per pass, and the text of a live
 model with and without both. All variants alternate in short bursts in random order; what counts are paired differences
 of processor time, which does not depend on who else runs. Steps are given in wall time, too.
 """
@@ -20,7 +20,7 @@ from numba import njit
 
 from hotset import reference
 from hotset.cache import Controller, SlotPlan, kernel
-from hotset.cache.supervisor import Supervisor
+from hotset.cache.monitor import CacheMonitor
 from hotset.policies import Policy, base, parse
 from hotset.policies.base import Ask, compiled
 from hotset.trace import Phase
@@ -138,32 +138,32 @@ def routes(random: np.random.Generator) -> dict[str, Any]:
     return figures
 
 
-def supervise_time(controller: Controller, supervisor: Supervisor, burst: Burst) -> float:
-    """Microseconds per pass that the supervisor takes after it, its looks at the log spread over all passes."""
+def monitor_time(controller: Controller, monitor: CacheMonitor, burst: Burst) -> float:
+    """Microseconds per pass that the monitor takes after it, its looks at the log spread over all passes."""
     total = 0.0
     for run in burst:
         for layer, experts in run:
             controller.route(layer, experts)
         began = time.thread_time()
-        supervisor.after_pass()
+        monitor.after_pass()
         total += time.thread_time() - began
     return 1e6 * total / len(burst)
 
 
-def supervisors(random: np.random.Generator) -> dict[str, Any]:
-    """Microseconds per pass of the supervisor: alone, with lru in the shadow, and with two more of a warm-pin trial."""
+def monitors(random: np.random.Generator) -> dict[str, Any]:
+    """Microseconds per pass of the monitor: alone, with lru in the shadow, and with two more of a warm-pin trial."""
     kinds = {
         "no shadow (lru is live)": ("lru", 0),
         "lru shadow": ("blend", 0),
         "lru shadow, warm-pin trial": ("blend", 64),
     }
     work: dict[str, Callable[[Burst], float]] = {}
-    made: dict[str, Supervisor] = {}
+    made: dict[str, CacheMonitor] = {}
     for name, (policy, tokens) in kinds.items():
         cache = fresh(policy, 0.25)
-        boss = made[name] = Supervisor(cache, lambda _: None, warm_pin_tokens=tokens)
+        boss = made[name] = CacheMonitor(cache, lambda _: None, warm_pin_tokens=tokens)
         settle(cache, boss)
-        work[name] = partial(supervise_time, cache, boss)
+        work[name] = partial(monitor_time, cache, boss)
     times = alternate(work, bursts(), ROUNDS, random)
     pin = made["lru shadow, warm-pin trial"].warm_pin
     if pin is None or pin.state != "trying":
@@ -171,14 +171,14 @@ def supervisors(random: np.random.Generator) -> dict[str, Any]:
     return {name: spread(found) for name, found in times.items()}
 
 
-def settle(cache: Controller, supervisor: Supervisor) -> None:
+def settle(cache: Controller, monitor: CacheMonitor) -> None:
     """Run until a trial begins, if there is to be one, and let it never end."""
     source = bursts()
     for _ in range(8):
-        if supervisor.warm_pin is None or supervisor.warm_pin.state != "trying":
-            supervise_time(cache, supervisor, next(source))
-    if supervisor.warm_pin is not None:
-        supervisor.warm_pin.tokens = 1 << 60
+        if monitor.warm_pin is None or monitor.warm_pin.state != "trying":
+            monitor_time(cache, monitor, next(source))
+    if monitor.warm_pin is not None:
+        monitor.warm_pin.tokens = 1 << 60
 
 
 class Times:
@@ -200,7 +200,7 @@ class Times:
 
 
 def end_to_end(memory: str, random: np.random.Generator) -> dict[str, Any]:
-    """The decode step of a live model as it is, without the supervisor, and without any statistics."""
+    """The decode step of a live model as it is, without the monitor, and without any statistics."""
     import torch
 
     import hotset
@@ -208,10 +208,10 @@ def end_to_end(memory: str, random: np.random.Generator) -> dict[str, Any]:
     model = hotset.load(str(reference.path()), memory=memory, device="cpu")
     engine = model.hotset.engine
     ids = _prompt()
-    boss, route = engine.supervisor, untracked_route(engine.controller)
+    boss, route = engine.monitor, untracked_route(engine.controller)
 
-    def answer(supervisor: Supervisor | None, tracked: bool) -> npt.NDArray[np.float64]:
-        engine.supervisor = supervisor
+    def answer(monitor: CacheMonitor | None, tracked: bool) -> npt.NDArray[np.float64]:
+        engine.monitor = monitor
         engine.controller.__dict__.pop("route", None)
         if not tracked:
             engine.controller.route = route
@@ -267,7 +267,7 @@ def spread(values: npt.NDArray[np.float64]) -> dict[str, float]:
     return {"median": middle, "q1": low, "q3": high}
 
 
-def shares(route: dict[str, Any], supervisor: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
+def shares(route: dict[str, Any], monitor: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
     """What each part takes of the processor time of a decode step as it was measured live."""
     layers = reference.trace(WORKLOAD).shape.layers
     found: dict[str, Any] = {}
@@ -276,7 +276,7 @@ def shares(route: dict[str, Any], supervisor: dict[str, Any], live: dict[str, An
         statistics = layers * route[f"{where}, blend"]["statistics_us"]["median"]
         policy = layers * route[f"{where}, blend over lru"]["policy_us"]["median"]
         call = layers * route[f"{where}, blend"]["tracked_us"]["median"]
-        watching = {name: times["median"] / step_us for name, times in supervisor.items()}
+        watching = {name: times["median"] / step_us for name, times in monitor.items()}
         found[where] = {
             "step_cpu_us": step_us,
             "statistics_us": statistics,
@@ -304,13 +304,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     random = np.random.default_rng(0)
-    route, supervisor = routes(random), supervisors(random)
+    route, monitor = routes(random), monitors(random)
     _show("route", route)
-    _show("supervisor", supervisor)
+    _show("supervisor", monitor)
     total = reference.trace(WORKLOAD).shape.total_experts
     live = {where: end_to_end(memory, random) for where, memory in (("25%", "25%"), ("all hits", f"{total - 1} slots"))}
     _show("live", live)
-    share = shares(route, supervisor, live)
+    share = shares(route, monitor, live)
     _show("share of a step", share)
     publish(
         "tracking_overhead",
@@ -319,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "target": f"statistics below {TARGET_SHARE:.0%} of a decode step",
             "rounds": {"bursts": ROUNDS, "passes_per_burst": PASSES, "texts": ALTERNATIONS, "steps_per_text": STEPS},
             "route_us_per_event": route,
-            "supervisor_us_per_pass": supervisor,
+            "supervisor_us_per_pass": monitor,
             "live": live,
             "share_of_a_step": share,
         },

@@ -20,7 +20,7 @@ from live_samples import (
     serve_all,
 )
 
-from hotset.cache.shadow import Shadow, Tally, log_is_full, take_log
+from hotset.cache.shadow import CounterDelta, Shadow, log_is_full, take_log
 from hotset.cache.usage import USES
 from hotset.shape import ModelShape
 from hotset.trace import Phase
@@ -140,16 +140,16 @@ def test_a_shadow_of_another_policy_begins_empty_and_does_what_that_policy_does(
         assert shadow.controller.residents() == alone.residents()
 
 
-def test_a_tally_counts_decode_since_the_last_look():
+def test_a_delta_counts_decode_since_the_last_read():
     controller = cache_of(SHAPE, 6)
     ask(controller, 0, 1, 2)
-    tally = Tally(controller)
-    assert tally.look() == (0, 0, 0)
+    delta = CounterDelta(controller)
+    assert delta.read() == (0, 0, 0)
     ask(controller, 0, 1, 3)
     ask(controller, 1, 1, 3)  # the second layer has seen one token, the first two
     ask(controller, 0, 0, 1, 5, tokens=40, phase=Phase.PREFILL)
-    assert tally.look() == (1, 1, 3)
-    assert tally.look() == (0, 0, 0)
+    assert delta.read() == (1, 1, 3)
+    assert delta.read() == (0, 0, 0)
 
 
 def test_a_logged_batch_keeps_its_counts():

@@ -175,7 +175,7 @@ class Machine:
         np.testing.assert_array_equal(self.table.table.slot_of.cpu().numpy(), self.host.table.slot_of)
 
     def expect(self, layer: int, held: Any) -> None:
-        """Tally by hand what came of the guesses."""
+        """CounterDelta by hand what came of the guesses."""
         half, missing = layer % self.parts, self.plan.out.missing.item()
         wanted = self.plan.out.loads[:missing, 0].tolist()
         claims = self.ahead.job_queued[:missing].tolist()

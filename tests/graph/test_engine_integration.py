@@ -28,8 +28,8 @@ from tiny_device import DEVICE  # noqa: E402
 from hotset import policies  # noqa: E402
 from hotset.cache import warm_pin  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
+from hotset.cache.monitor import CacheMonitor  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
-from hotset.cache.supervisor import Supervisor  # noqa: E402
 from hotset.engine.build import stock_engine  # noqa: E402
 from hotset.engine.device import capture  # noqa: E402
 from hotset.engine.device.capture import Capture, WarmUp  # noqa: E402
@@ -328,8 +328,8 @@ def test_a_plain_look_at_the_statistics_downloads_nothing(folder: Path, monkeypa
 def test_warm_pins_reach_the_device(stock: Any, folder: Path) -> None:
     model = load(folder)
     engine = model.hotset.engine
-    engine.supervisor = Supervisor(engine.controller, lambda _: None, warm_pin_tokens=64)
-    pin = engine.supervisor.warm_pin
+    engine.monitor = CacheMonitor(engine.controller, lambda _: None, warm_pin_tokens=64)
+    pin = engine.monitor.warm_pin
     assert pin is not None
     assert greedy(model, 3) == greedy(stock, 3)
     with engine.paused():

@@ -309,7 +309,7 @@ def test_auto_starts_with_blend_and_may_switch(tokenizer: Any) -> None:
     stats = model.hotset.stats()
     assert stats["policy"] == "blend"
     assert stats["gain"]["switches"] == []
-    assert model.hotset.engine.supervisor.rival.switch
+    assert model.hotset.engine.monitor.comparison.switch
     model.hotset.close()
 
 

@@ -106,14 +106,14 @@ def decode_counts(controller: Controller) -> tuple[int, int, int]:
     return int(decode[Count.TOKENS].max()), int(decode[Count.HITS].sum()), int(decode[Count.MISSES].sum())
 
 
-class Tally:
-    """Decode tokens, hits and misses of a cache since the last look."""
+class CounterDelta:
+    """Decode tokens, hits and misses of a cache since the last read."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
         self._seen = decode_counts(controller)
 
-    def look(self) -> tuple[int, int, int]:
+    def read(self) -> tuple[int, int, int]:
         """What has been added since the last call."""
         now = decode_counts(self._controller)
         tokens, hits, misses = (a - b for a, b in zip(now, self._seen, strict=True))

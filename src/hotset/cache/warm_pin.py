@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.cache.controller import Controller
-from hotset.cache.shadow import Shadow, Tally
+from hotset.cache.shadow import CounterDelta, Shadow
 from hotset.cache.usage import USES
 from hotset.profile.statistics import Counts
 from hotset.shape import ExpertKey
@@ -29,10 +29,10 @@ class WarmPin:
         self.rounds: list[dict[str, Any]] = []
         self.chosen: npt.NDArray[np.bool_] = np.zeros(live.table.slot_of.shape, np.bool_)
         self._say = say
-        self._mine = Tally(live)
+        self._live_delta = CounterDelta(live)
         self._bare: Shadow | None = None
         self._protected: Shadow | None = None
-        self._tallies: tuple[Tally, ...] = ()
+        self._deltas: tuple[CounterDelta, ...] = ()
         self._begin("observing")
         self.observe_anew()
 
@@ -45,14 +45,14 @@ class WarmPin:
 
     def take(self, events: EventTable | None) -> None:
         """Take in what the live cache has just served; None where not all of it is known."""
-        tokens, hits, misses = self._mine.look()
+        tokens, hits, misses = self._live_delta.read()
         if events is None:
             return
         self._counts[0] += hits, misses
         self._passed += tokens
-        for row, (shadow, tally) in enumerate(self._shadows(), start=1):
+        for row, (shadow, delta) in enumerate(self._shadows(), start=1):
             shadow.take(events)
-            self._counts[row] += tally.look()[1:]
+            self._counts[row] += delta.read()[1:]
         if self._passed >= self.tokens:
             {"observing": self._try, "trying": self._decide, "protecting": self._review}.get(self.state, _nothing)()
 
@@ -60,9 +60,9 @@ class WarmPin:
         self.state, self._passed = state, 0
         self._counts = np.zeros((3, 2), np.int64)  # of the live, the bare and the protected cache: hits, misses
 
-    def _shadows(self) -> list[tuple[Shadow, Tally]]:
+    def _shadows(self) -> list[tuple[Shadow, CounterDelta]]:
         shadows = [shadow for shadow in (self._bare, self._protected) if shadow is not None]
-        return list(zip(shadows, self._tallies, strict=False))
+        return list(zip(shadows, self._deltas, strict=False))
 
     def _try(self) -> None:
         """Set the most used against what the policy does by itself, in two shadows of the live cache."""
@@ -70,7 +70,7 @@ class WarmPin:
         self.chosen = most_used(self.live, self.live.usage.counts[USES, Phase.DECODE] - self._uses)
         self._bare, self._protected = Shadow.twin(self.live), Shadow.twin(self.live)
         _protect(self._protected.controller, self.chosen)
-        self._tallies = Tally(self._bare.controller), Tally(self._protected.controller)
+        self._deltas = CounterDelta(self._bare.controller), CounterDelta(self._protected.controller)
         self._begin("trying")
 
     def _decide(self) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.cache.monitor import CacheMonitor
 from hotset.cache.plan import SlotPlan
-from hotset.cache.supervisor import Supervisor
 from hotset.engine.arena import Arena
 from hotset.engine.driver import Stock, StockDriver
 from hotset.engine.engine import Engine, Offload
@@ -47,7 +47,7 @@ def cpu_engine(
     threads: int = 0,
     force: bool = False,
     predictor: Predictor | None = None,
-    supervisor: Supervisor | None = None,
+    monitor: CacheMonitor | None = None,
 ) -> Engine:
     """Slots in ordinary memory with a disk behind them."""
     cache = SlotCache(controller)
@@ -61,7 +61,7 @@ def cpu_engine(
     driver = HostDriver(cache, mover, kernels, prefetcher, catalog, stats, guard)
     preloader = Preloader(cache, DiskLoader(cache, catalog, readers, guard), guard, catalog.slot_bytes)
     offload = Offload(catalog, arena, mover, driver, prefetcher, preloader)
-    return Engine(torch.device("cpu"), cache, stats, guard, driver, offload, supervisor)
+    return Engine(torch.device("cpu"), cache, stats, guard, driver, offload, monitor)
 
 
 def gpu_engine(
@@ -80,7 +80,7 @@ def gpu_engine(
     force: bool = False,
     pinned: bool = False,
     predictor: Predictor | None = None,
-    supervisor: Supervisor | None = None,
+    monitor: CacheMonitor | None = None,
 ) -> Engine:
     """Slots on a GPU with a RAM tier behind them, and a disk behind that; a `tier` that is there already is used.
 
@@ -104,7 +104,7 @@ def gpu_engine(
         from hotset.engine.device.decode import DeviceDecode  # needs Triton
 
         decode = DeviceDecode(device, cache, stats, guard, offload, predict)
-    return Engine(device, cache, stats, guard, driver, offload, supervisor, decode)
+    return Engine(device, cache, stats, guard, driver, offload, monitor, decode)
 
 
 def stock_engine(controller: Controller, implementations: Sequence[Stock]) -> Engine:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from hotset.cache.controller import Controller
-from hotset.cache.supervisor import Supervisor
+from hotset.cache.monitor import CacheMonitor
 from hotset.engine.arena import Arena
 from hotset.engine.driver import Driver
 from hotset.engine.guard import EventRecord, Guard
@@ -72,12 +72,12 @@ class Engine:
         guard: Guard,
         driver: Driver,
         offload: Offload | None = None,
-        supervisor: Supervisor | None = None,
+        monitor: CacheMonitor | None = None,
         device_decode: DeviceDecode | None = None,
     ) -> None:
         self.device, self.cache, self.stats, self.guard, self.driver = device, cache, stats, guard, driver
         self.offload = offload
-        self.supervisor = supervisor
+        self.monitor = monitor
         self.device_decode = device_decode  # where the device may drive decode steps
 
     @property
@@ -135,9 +135,9 @@ class Engine:
             self.stats.end_step(step, 0.0 if by_device else seconds)
             if not by_device and self.offload is not None and self.offload.prefetcher is not None:
                 self.offload.prefetcher.note_step(step, seconds)
-            if self.supervisor is not None and self.supervisor.is_due:
+            if self.monitor is not None and self.monitor.is_due:
                 self.catch_up()  # it may change the cache
-                self.supervisor.look()
+                self.monitor.poll()
 
     def abandon(self, step: Step) -> None:
         """Say that a step was broken off: what it has served stays counted, but it is no pass and leaves no record."""

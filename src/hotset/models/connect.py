@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from hotset.cache.controller import Controller
+from hotset.cache.monitor import CacheMonitor
 from hotset.cache.plan import SlotPlan
-from hotset.cache.supervisor import Supervisor
 from hotset.compiling import give_triton_a_folder
 from hotset.engine.build import cpu_engine, gpu_engine, stock_engine
 from hotset.engine.engine import Engine
@@ -88,7 +88,7 @@ def make_engine(
     controller = Controller(plan, parse(options.policy_spec))
     specs = [site.math for site in sites]
     predictor = make_guesser(model, sites, controller, options) if plan.ahead and options.prefetch != OFF else None
-    monitor = Supervisor(
+    monitor = CacheMonitor(
         controller, remarks.add, switch=options.switches_policy, warm_pin_tokens=warm_pin_tokens(options)
     )
     device = torch_device(options.device)
@@ -100,7 +100,7 @@ def make_engine(
             threads=options.threads,
             force=options.force,
             predictor=predictor,
-            supervisor=monitor,
+            monitor=monitor,
         )
     if device.type == "cuda":
         give_triton_a_folder()
@@ -118,7 +118,7 @@ def make_engine(
         threads=options.threads,
         force=options.force,
         predictor=predictor,
-        supervisor=monitor,
+        monitor=monitor,
     )
 
 

@@ -15,9 +15,9 @@ from hotset.cache.counters import Count, Counters
 from hotset.engine.engine import Engine
 from hotset.errors import ClosedError, HotsetError
 from hotset.forecasts import MAX_DISTANCE
+from hotset.models.cache_report import CacheReport
 from hotset.models.fingerprint import fingerprint_of
 from hotset.models.gates import Gates
-from hotset.models.insight import Insight
 from hotset.models.keeping import Keeper
 from hotset.models.learning import hottest_share
 from hotset.models.patches import Patches, refuse_calls
@@ -42,7 +42,7 @@ def _gates_of(model: weakref.ref[Any], sites: list[Site]) -> Gates | None:
 _NOTHING_FORESEEN = {"prefetch_hits": 0, "late": 0}
 
 
-class Handle(Insight):
+class Handle(CacheReport):
     """The cache of one model."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Handle(Insight):
         engine, clock = self.engine, self.engine.stats.clock
         engine.sync_clock()
         with engine.paused():
-            self._look()
+            self._poll()
             counters = engine.controller.counters() - self._before
         tokens = sum(clock.tokens)
         plan = engine.controller.plan
@@ -190,7 +190,7 @@ class Handle(Insight):
         """Count from here; what is resident and what was learnt stays."""
         self.engine.sync_clock()
         with self.engine.paused():
-            self._look()
+            self._poll()
             self._before = self.engine.controller.counters()
             self.engine.stats.reset()
             self._reset_learning()

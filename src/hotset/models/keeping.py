@@ -49,16 +49,16 @@ class Keeper:
 
     def _fresh(self) -> Profile:
         """What happened since the last save, as plain counts."""
-        controller, supervisor = self.engine.controller, self.engine.supervisor
+        controller, monitor = self.engine.controller, self.engine.monitor
         with self.engine.paused():
-            if supervisor is not None:
-                supervisor.look()
+            if monitor is not None:
+                monitor.poll()
             self._new_counts = controller.usage.counts - self._counts
             tokens = phase_tokens(controller) - self._tokens
             seats, policy, found = residency_of(controller), controller.policy.name, learnt(controller)
             matrices = collected(controller.state) if controller.policy.collects_requests else None
-            history = History.empty() if supervisor is None else supervisor.history(self._spans)
-            self._new_spans = 0 if supervisor is None else supervisor.spans_ever
+            history = History.empty() if monitor is None else monitor.history(self._spans)
+            self._new_spans = 0 if monitor is None else monitor.spans_ever
         raw = raw_profile(self.engine.shape, self.fingerprint, self._new_counts[USES].astype(float), tokens)
         return replace(
             raw,

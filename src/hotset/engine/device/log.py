@@ -52,7 +52,7 @@ class StepLog:
         # When each layer had computed what was there, and when the rest had come; the host may read a newer step.
         self.stamps = torch.zeros((self._layers, 2), dtype=torch.int64, device=device)
         self._read_stamps = torch.zeros((self._layers, 2), dtype=torch.int64, pin_memory=self._on_gpu)
-        self._tallies = torch.zeros(len(PrefetchTallies._fields), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._deltas = torch.zeros(len(PrefetchTallies._fields), dtype=torch.int64, pin_memory=self._on_gpu)
         self._log = torch.empty_like(out.log, device="cpu", pin_memory=self._on_gpu)
         self._launched = 0
 
@@ -89,7 +89,7 @@ class StepLog:
         self._log.copy_(self._out.log, non_blocking=True)
         self._read_stamps.copy_(self.stamps, non_blocking=True)
         if variant.prefetch and self._device_tallies is not None:
-            self._tallies.copy_(self._device_tallies, non_blocking=True)
+            self._deltas.copy_(self._device_tallies, non_blocking=True)
         if variant.recording:
             self._records[lookahead_key(variant.lookahead)].send()
 
@@ -125,4 +125,4 @@ class StepLog:
 
     def tallies(self) -> PrefetchTallies:
         """What had come of prefetches by the end of the last step that is over, or a little later."""
-        return PrefetchTallies(*self._tallies.tolist())
+        return PrefetchTallies(*self._deltas.tolist())

@@ -90,7 +90,7 @@ def claim(
 
 @triton.jit
 def _tally(state, wanted, copied, blocks, words, block: tl.constexpr):
-    """Tally what came of the per_part."""
+    """CounterDelta what came of the per_part."""
     kind = tl.arange(0, 8)
     before = tl.load(state.tallies + kind, mask=kind < 6, other=0)
     what = tl.where(wanted == 0, 2, tl.where(copied == blocks, 0, 1))

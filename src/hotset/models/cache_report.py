@@ -18,7 +18,7 @@ from hotset.errors import HotsetError
 from hotset.profile.statistics import Counts, History, Statistics
 
 
-class Insight:
+class CacheReport:
     """Answers questions about one engine."""
 
     def __init__(self, engine: Engine, model_name: str) -> None:
@@ -30,8 +30,8 @@ class Insight:
         """All that is known of every expert since the model was loaded, as grids of layers and experts."""
         engine = self.engine
         with engine.paused():
-            self._look()
-            history = History.empty() if engine.supervisor is None else engine.supervisor.history()
+            self._poll()
+            history = History.empty() if engine.monitor is None else engine.monitor.history()
             return statistics_of(engine.controller, *self._loads(), history)
 
     def top(self, layer: int, count: int = 10) -> list[dict[str, Any]]:
@@ -51,9 +51,9 @@ class Insight:
 
     def mark(self, label: str) -> None:
         """Name what begins here, such as another workload; plots show it."""
-        if self.engine.supervisor is not None:
+        if self.engine.monitor is not None:
             with self.engine.paused():
-                self.engine.supervisor.mark(label)
+                self.engine.monitor.mark(label)
 
     def plot(self, path: str | Path | None = None, *, title: str = "") -> Any:
         """Draw what is hot, resident and pinned, and hits over time: to a file, or as a matplotlib figure."""
@@ -66,12 +66,12 @@ class Insight:
 
     def learning(self) -> dict[str, Any]:
         """What the cache found out about itself: the gain over lru, warm pins, and how far a warm start has come."""
-        supervisor = self.engine.supervisor
+        monitor = self.engine.monitor
         found: dict[str, Any] = {"gain": None, "warm_pin": None, "warming": False, "warm_error": None, "prefetch": None}
-        if supervisor is not None and supervisor.rival is not None:
-            found["gain"] = supervisor.rival.gain(int(self._load_bytes.mean()), self.background_bytes())
-        if supervisor is not None and supervisor.warm_pin is not None:
-            found["warm_pin"] = supervisor.warm_pin.as_dict()
+        if monitor is not None and monitor.comparison is not None:
+            found["gain"] = monitor.comparison.gain(int(self._load_bytes.mean()), self.background_bytes())
+        if monitor is not None and monitor.warm_pin is not None:
+            found["warm_pin"] = monitor.warm_pin.as_dict()
         if self.prefetcher is not None and isinstance(self.prefetcher.predictor, ForecastPredictor):
             found["prefetch"] = forecast_stats(self.prefetcher.predictor, self.prefetcher.counts)
         if self._preload is not None:
@@ -98,16 +98,16 @@ class Insight:
         """Wait until a warm start has filled the slots; false if it has not in that time."""
         return self._preload is None or self._preload.wait(timeout_s)
 
-    def _look(self) -> None:
-        if self.engine.supervisor is not None:
-            self.engine.supervisor.look()
+    def _poll(self) -> None:
+        if self.engine.monitor is not None:
+            self.engine.monitor.poll()
 
     def _reset_learning(self) -> None:
         self._background_before += self.background_bytes()
         if self.prefetcher is not None:
             self.prefetcher.reset_counts()
-        if self.engine.supervisor is not None and self.engine.supervisor.rival is not None:
-            self.engine.supervisor.rival.reset()
+        if self.engine.monitor is not None and self.engine.monitor.comparison is not None:
+            self.engine.monitor.comparison.reset()
 
     def _loads(self) -> tuple[Counts, Counts]:
         """Loads of every expert in the background, and what one load of it moves."""

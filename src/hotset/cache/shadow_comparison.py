@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hotset.cache.controller import Controller
-from hotset.cache.shadow import Shadow, Tally
+from hotset.cache.shadow import CounterDelta, Shadow
 from hotset.trace.events import EventTable
 
 BASELINE = "lru"
@@ -24,8 +24,8 @@ class _Span(NamedTuple):
     asked: int
 
 
-class Rival:
-    """The other cache; with `switch`, whoever does better takes over the live one."""
+class ShadowComparison:
+    """Compares the live policy with another in the shadow; with `switch`, the better one takes over the live cache."""
 
     def __init__(self, live: Controller, say: Callable[[str], None], *, switch: bool = False) -> None:
         self.live, self.switch = live, switch
@@ -35,17 +35,17 @@ class Rival:
         self._told = False
         self._window_tokens = WINDOW_TOKENS
         self._recent: deque[_Span] = deque()
-        self._tallies = Tally(live), Tally(self.shadow.controller)
+        self._deltas = CounterDelta(live), CounterDelta(self.shadow.controller)
         self._total = _Span(0, 0, 0, 0)
         self._tokens_ever = 0
 
     def take(self, events: EventTable | None) -> None:
         """Let the shadow serve what the live cache has served, and compare; None where not all of it is known."""
-        tokens, hits, misses = self._tallies[0].look()
+        tokens, hits, misses = self._deltas[0].read()
         if events is None:
             return
         self.shadow.take(events)
-        _, other_hits, _ = self._tallies[1].look()
+        _, other_hits, _ = self._deltas[1].read()
         span = _Span(tokens, hits, other_hits, hits + misses)
         self._tokens_ever += tokens
         self._total = _plus(self._total, span)

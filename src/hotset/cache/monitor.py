@@ -1,4 +1,4 @@
-"""Looks after a live cache between passes: hits over time, changes of workload, the rival, and warm pins."""
+"""Looks after a live cache between passes: hits over time, changes of workload, lru in the shadow, and warm pins."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 import numpy as np
 
 from hotset.cache.controller import Controller
-from hotset.cache.rival import BASELINE, Rival
-from hotset.cache.shadow import Tally, log_is_full, log_is_whole, take_log
-from hotset.cache.shift import ShiftWatch
+from hotset.cache.shadow import CounterDelta, log_is_full, log_is_whole, take_log
+from hotset.cache.shadow_comparison import BASELINE, ShadowComparison
 from hotset.cache.usage import USES
 from hotset.cache.warm_pin import WarmPin
+from hotset.cache.workload_shift import WorkloadShiftDetector
 from hotset.profile.statistics import MAX_SPANS, History, Mark
 from hotset.trace import Phase
 
 SHIFT = "shift"
-"""The name of a change of workload that nobody announced."""
+"""The name of a change of workload that no caller marked."""
 
-_FEW_TOKENS = 24  # say nothing about what a workload uses
+_MIN_TOKENS = 24  # say nothing about what a workload uses
 _NEAR_TOKENS = 64  # of a moment that was named already
 
 
-class Supervisor:
+class CacheMonitor:
     """Reads the log of a live cache from time to time; never on the path of a token."""
 
     def __init__(
@@ -31,14 +31,14 @@ class Supervisor:
     ) -> None:
         self.live = live
         plain = live.policy.spec == BASELINE
-        self.rival = None if plain else Rival(live, say, switch=switch)
+        self.comparison = None if plain else ShadowComparison(live, say, switch=switch)
         self.warm_pin = WarmPin(live, warm_pin_tokens, say) if warm_pin_tokens else None
         self._spans: deque[tuple[int, int, int]] = deque(maxlen=MAX_SPANS)
         self._marks: deque[Mark] = deque(maxlen=MAX_SPANS)
         self._tokens = 0
         self._forgotten_spans = 0
-        self._tally = Tally(live)
-        self._shifts = ShiftWatch()
+        self._delta = CounterDelta(live)
+        self._shifts = WorkloadShiftDetector()
         self._unjudged_tokens = 0
         self._uses = live.usage.counts[USES, Phase.DECODE].copy()
 
@@ -50,27 +50,27 @@ class Supervisor:
     def after_pass(self) -> None:
         """Look at the log once it is worth it."""
         if self.is_due:
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
-        """Take in all that happened since the last look."""
+    def poll(self) -> None:
+        """Take in all that happened since the last poll."""
         whole = log_is_whole(self.live.usage)
         events = take_log(self.live.usage, self.live.plan.shape)
         if not len(events):
             return
-        span = self._tally.look()
+        span = self._delta.read()
         if span[0]:
             self._add(span)
-        elif self._spans:  # the rest of a pass that was looked at in its middle
+        elif self._spans:  # the rest of a pass that was polled in its middle
             tokens, hits, misses = self._spans[-1]
             self._spans[-1] = tokens, hits + span[1], misses + span[2]
-        for listener in (self.rival, self.warm_pin):
+        for listener in (self.comparison, self.warm_pin):
             if listener is not None:
                 listener.take(events if whole else None)
 
     def mark(self, label: str) -> None:
         """Note that something begins here, such as another workload."""
-        self.look()
+        self.poll()
         self._marks.append(Mark(self._tokens, label))
 
     @property
@@ -87,13 +87,13 @@ class Supervisor:
 
     def _add(self, span: tuple[int, int, int]) -> None:
         self._unjudged_tokens += span[0]
-        if self._unjudged_tokens >= _FEW_TOKENS:
-            self._look_for_shift(self._tokens + span[0] - self._unjudged_tokens)
+        if self._unjudged_tokens >= _MIN_TOKENS:
+            self._check_for_shift(self._tokens + span[0] - self._unjudged_tokens)
         self._forgotten_spans += len(self._spans) == self._spans.maxlen
         self._spans.append(span)
         self._tokens += span[0]
 
-    def _look_for_shift(self, since_tokens: int) -> None:
+    def _check_for_shift(self, since_tokens: int) -> None:
         uses = self.live.usage.counts[USES, Phase.DECODE]
         if self._shifts.take((uses - self._uses).astype(float)):
             if not any(abs(mark.tokens - since_tokens) < _NEAR_TOKENS for mark in self._marks):

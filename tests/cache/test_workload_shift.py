@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hotset import reference
-from hotset.cache.shift import ShiftWatch
+from hotset.cache.workload_shift import WorkloadShiftDetector
 from hotset.trace import Phase
 
 SPAN = 32
@@ -24,7 +24,7 @@ def token_uses(name):
 
 def alarms(uses):
     """The tokens after which a shift was noticed, by spans of 32."""
-    watch = ShiftWatch()
+    watch = WorkloadShiftDetector()
     spans = [uses[at : at + SPAN].sum(axis=0) for at in range(0, len(uses) - SPAN + 1, SPAN)]
     return [SPAN * (number + 1) for number, span in enumerate(spans) if watch.take(span)]
 
@@ -57,32 +57,32 @@ def feed(watch, *spans):
 
 
 def test_a_constant_workload_never_shifts():
-    assert not any(feed(ShiftWatch(), *[[4, 0, 2, 1]] * 100))
+    assert not any(feed(WorkloadShiftDetector(), *[[4, 0, 2, 1]] * 100))
 
 
 def test_nothing_at_all_never_shifts():
-    assert not any(feed(ShiftWatch(), *[[0, 0, 0, 0]] * 100))
+    assert not any(feed(WorkloadShiftDetector(), *[[0, 0, 0, 0]] * 100))
 
 
 def test_more_of_the_same_is_no_shift():
-    assert not any(feed(ShiftWatch(), *[[4 * n, 0, 2 * n, n] for n in range(1, 50)]))
+    assert not any(feed(WorkloadShiftDetector(), *[[4 * n, 0, 2 * n, n] for n in range(1, 50)]))
 
 
-def test_other_experts_are_a_shift_at_once_and_then_the_habit():
-    watch = ShiftWatch()
+def test_other_experts_are_a_shift_at_once_and_then_the_baseline():
+    watch = WorkloadShiftDetector()
     assert not any(feed(watch, *[[5, 5, 0, 0]] * 8))
     assert feed(watch, *[[0, 0, 5, 5]] * 20) == [True] + [False] * 19
     assert feed(watch, [5, 5, 0, 0]) == [True]
 
 
-def test_before_there_is_a_habit_nothing_breaks_with_it():
-    watch = ShiftWatch()
+def test_before_there_is_a_baseline_nothing_breaks_with_it():
+    watch = WorkloadShiftDetector()
     assert not any(feed(watch, *[[5, 5, 0, 0]] * 4))
     assert feed(watch, [0, 0, 5, 5]) == [False]
 
 
 def test_a_workload_that_varies_by_nature_needs_more_to_alarm():
-    steady, restless = ShiftWatch(), ShiftWatch()
+    steady, restless = WorkloadShiftDetector(), WorkloadShiftDetector()
     feed(steady, *[[8, 8, 0, 0]] * 16)
     feed(restless, *[[8, 8, 0, 0], [8, 0, 8, 0]] * 8)
     assert feed(steady, [9, 0, 7, 0]) == [True]
@@ -91,7 +91,7 @@ def test_a_workload_that_varies_by_nature_needs_more_to_alarm():
 
 def test_the_watch_keeps_no_hold_of_what_it_was_given():
     span = np.array([[5.0, 5.0, 0.0, 0.0]])
-    watch, other = ShiftWatch(), ShiftWatch()
+    watch, other = WorkloadShiftDetector(), WorkloadShiftDetector()
     for _ in range(8):
         given = span.copy()
         assert watch.take(given) == other.take(span)

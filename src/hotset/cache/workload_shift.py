@@ -8,38 +8,38 @@ import numpy as np
 
 from hotset.profile.statistics import Grid
 
-_MEMORY = 0.8  # of the habit: a span counts for half after three more
+_MEMORY = 0.8  # of the baseline: a span counts for half after three more
 _SETTLE = 4  # spans before a shift can be told from noise
 _DROP = 0.15
 _SIGMAS = 4.0
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
 
 
-class ShiftWatch:
-    """Compares each span of tokens with the habit of the spans before it."""
+class WorkloadShiftDetector:
+    """Compares each span of tokens with the baseline of the spans before it."""
 
     def __init__(self) -> None:
-        self._habit: Grid | None = None
-        self._last: Grid | None = None  # not part of the habit yet: a change in its middle would hide itself
+        self._baseline: Grid | None = None
+        self._last: Grid | None = None  # not part of the baseline yet: a change in its middle would hide itself
         self._likeness: list[float] = []
 
     def take(self, uses: Grid) -> bool:
-        """Take in the uses of one span, [layers, experts]; true if they break with the habit."""
-        if self._habit is None:
+        """Take in the uses of one span, [layers, experts]; true if they break with the baseline."""
+        if self._baseline is None:
             self._begin(uses)
             return False
-        likeness = _cosine(self._habit, uses)
+        likeness = _cosine(self._baseline, uses)
         if self._is_break(likeness):
             self._begin(uses)
             return True
         self._likeness.append(likeness)
         if self._last is not None:
-            self._habit = _MEMORY * self._habit + self._last
+            self._baseline = _MEMORY * self._baseline + self._last
         self._last = uses.astype(float)
         return False
 
     def _begin(self, uses: Grid) -> None:
-        self._habit, self._last = uses.astype(float), None
+        self._baseline, self._last = uses.astype(float), None
         self._likeness = []
 
     def _is_break(self, likeness: float) -> bool:

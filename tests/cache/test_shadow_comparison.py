@@ -3,9 +3,9 @@
 import pytest
 from live_samples import ask, cache_of
 
-from hotset.cache import rival as rival_module
-from hotset.cache.rival import Rival
+from hotset.cache import shadow_comparison as comparison_module
 from hotset.cache.shadow import take_log
+from hotset.cache.shadow_comparison import ShadowComparison
 from hotset.policies import parse
 from hotset.shape import ModelShape
 from hotset.trace import Phase
@@ -14,29 +14,29 @@ SHAPE = ModelShape(1, 6, 1)
 
 
 class Bench:
-    """A live cache of two slots with its rival; `static` keeps the first two experts for good."""
+    """A live cache of two slots with its comparison; `static` keeps the first two experts for good."""
 
     def __init__(self, policy="static", *, switch=False, slots=2):
         self.live = cache_of(SHAPE, slots, policy)
         self.said = []
-        self.rival = Rival(self.live, self.said.append, switch=switch)
+        self.comparison = ShadowComparison(self.live, self.said.append, switch=switch)
 
     def ask(self, *experts):
         """One decode token for each expert, then a look at the log."""
         served = [ask(self.live, 0, expert) for expert in experts]
-        self.rival.take(take_log(self.live.usage, SHAPE))
+        self.comparison.take(take_log(self.live.usage, SHAPE))
         return served
 
 
 @pytest.fixture
 def short_window(monkeypatch):
-    monkeypatch.setattr(rival_module, "WINDOW_TOKENS", 8)
+    monkeypatch.setattr(comparison_module, "WINDOW_TOKENS", 8)
 
 
 def test_a_gain_adds_up_by_hand():
     bench = Bench()
     bench.ask(0, 1, 2, 0, 1)  # static misses 0, 1 and 2; lru misses every time
-    assert bench.rival.gain(100) == {
+    assert bench.comparison.gain(100) == {
         "policy": "static",
         "against": "lru",
         "tokens": 5,
@@ -54,7 +54,7 @@ def test_a_loss_adds_up_by_hand():
     bench = Bench()
     bench.ask(0, 1, 2)
     bench.ask(2, 2)  # lru has kept 2
-    gain = bench.rival.gain(100)
+    gain = bench.comparison.gain(100)
     assert (gain["hits"], gain["points"], gain["saved_bytes"]) == (-2, -40.0, -200)
     assert (gain["hit_rate"], gain["against_hit_rate"]) == (0.0, 0.4)
 
@@ -62,12 +62,12 @@ def test_a_loss_adds_up_by_hand():
 def test_what_was_read_in_the_background_is_no_saving():
     bench = Bench()
     bench.ask(0, 1, 2, 0, 1)
-    assert bench.rival.gain(100, background_bytes=150)["saved_bytes"] == 50
-    assert bench.rival.gain(100, background_bytes=500)["saved_bytes"] == -300
+    assert bench.comparison.gain(100, background_bytes=150)["saved_bytes"] == 50
+    assert bench.comparison.gain(100, background_bytes=500)["saved_bytes"] == -300
 
 
 def test_nothing_is_gained_where_nothing_was_asked_for():
-    gain = Bench().rival.gain(100)
+    gain = Bench().comparison.gain(100)
     assert (gain["tokens"], gain["hits"], gain["points"], gain["saved_bytes"]) == (0, 0, 0.0, 0)
     assert gain["hit_rate"] is gain["against_hit_rate"] is None
 
@@ -76,20 +76,20 @@ def test_prompts_are_served_in_the_shadow_but_not_counted():
     bench = Bench()
     ask(bench.live, 0, 3, 4, tokens=9, phase=Phase.PREFILL)
     bench.ask(3)
-    gain = bench.rival.gain(100)
+    gain = bench.comparison.gain(100)
     assert (gain["tokens"], gain["hit_rate"], gain["against_hit_rate"]) == (1, 1.0, 1.0)
 
 
-def test_what_was_served_before_the_rival_came_is_not_counted():
+def test_what_was_served_before_the_comparison_is_not_counted():
     live = cache_of(SHAPE, 2, "static")
     ask(live, 0, 0)
     ask(live, 0, 0)
     take_log(live.usage, SHAPE)
-    rival = Rival(live, print)
+    comparison = ShadowComparison(live, print)
     ask(live, 0, 0)
-    rival.take(take_log(live.usage, SHAPE))
-    assert rival.gain(100)["hits"] == 1  # of one token, which the shadow, still empty, missed
-    assert rival.gain(100)["tokens"] == 1
+    comparison.take(take_log(live.usage, SHAPE))
+    assert comparison.gain(100)["hits"] == 1  # of one token, which the shadow, still empty, missed
+    assert comparison.gain(100)["tokens"] == 1
 
 
 def test_a_policy_that_loses_says_so_once(short_window):
@@ -114,20 +114,20 @@ def test_only_the_window_is_judged(short_window):
     assert len(bench.said) == 1
     for expert in (1, 2, 0, 1, 2, 0, 1, 2):  # lru misses throughout, static two of three times not
         bench.ask(expert)
-    gain = bench.rival.gain(1)
+    gain = bench.comparison.gain(1)
     assert gain["recent_points"] == 100 * 5 / 8
     assert gain["tokens"] == 16
 
 
 @pytest.mark.parametrize(("lost", "told"), [(5, 0), (6, 1)])
 def test_half_a_point_is_no_loss(monkeypatch, lost, told):
-    monkeypatch.setattr(rival_module, "WINDOW_TOKENS", 1000)
+    monkeypatch.setattr(comparison_module, "WINDOW_TOKENS", 1000)
     bench = Bench()
     asked = [0, 1, *[2] * (lost + 1)]  # static misses 2 each time, lru the first time only; then both have 1
     asked += [1] * (1000 - len(asked))
     for at in range(0, 1000, 20):
         bench.ask(*asked[at : at + 20])
-    assert bench.rival.gain(1)["hits"] == -lost
+    assert bench.comparison.gain(1)["hits"] == -lost
     assert len(bench.said) == told
 
 
@@ -136,9 +136,9 @@ def test_a_loser_gives_way_and_the_live_cache_evicts_as_the_other_would(short_wi
     asked = [0, 1, 2, 3, 3, 4, 4, 3, 4, 3]
     bench.ask(*asked)
     assert bench.live.policy == parse("lru")
-    assert bench.rival.shadow.controller.policy == parse("static")
+    assert bench.comparison.shadow.controller.policy == parse("static")
     assert bench.said == ["static hit 50.0 points less than lru over the last 10 tokens: switched to lru"]
-    assert bench.rival.switches == [{"tokens": 10, "from": "static", "to": "lru"}]
+    assert bench.comparison.switches == [{"tokens": 10, "from": "static", "to": "lru"}]
     assert bench.live.residents() == [(0, 0), (0, 1), (0, 2)]  # whoever is here stays until somebody comes
     for expert in (5, 3, 0, 5, 1, 2, 3, 4):
         residents = [key.expert for key in bench.live.residents()]
@@ -154,7 +154,7 @@ def test_a_loser_gives_way_and_the_live_cache_evicts_as_the_other_would(short_wi
 def test_after_the_exchange_the_shadow_does_as_the_old_policy_would(short_window):
     bench = Bench(switch=True)
     bench.ask(0, 1, 2, 2, 2, 2, 2, 2)
-    shadow = bench.rival.shadow.controller
+    shadow = bench.comparison.shadow.controller
     assert shadow.residents() == [(0, 1), (0, 2)]
     bench.ask(3, 4, 5)
     assert shadow.residents() == [(0, 1), (0, 2)]  # static never replaces
@@ -165,27 +165,27 @@ def test_without_leave_to_switch_the_policy_stays(short_window):
     bench = Bench(switch=False)
     bench.ask(0, 1, *[2] * 30)
     assert bench.live.policy.spec == "static"
-    assert bench.rival.switches == []
+    assert bench.comparison.switches == []
 
 
 def test_each_change_needs_twice_the_evidence_of_the_last(short_window):
     bench = Bench(switch=True)
     for _ in range(400):  # always what the shadow has and the live cache has not
-        live, shadow = (set(c.residents()) for c in (bench.live, bench.rival.shadow.controller))
-        bench.ask(min((key.expert for key in shadow - live), default=bench.rival._tokens_ever % 6))
-    moments = [switch["tokens"] for switch in bench.rival.switches]
+        live, shadow = (set(c.residents()) for c in (bench.live, bench.comparison.shadow.controller))
+        bench.ask(min((key.expert for key in shadow - live), default=bench.comparison._tokens_ever % 6))
+    moments = [switch["tokens"] for switch in bench.comparison.switches]
     assert len(moments) >= 3
     gaps = [after - before for before, after in zip([0, *moments], moments, strict=False)]
     assert all(gap >= 8 * 2**number for number, gap in enumerate(gaps))
-    specs = [bench.rival.switches[0]["from"], *(switch["to"] for switch in bench.rival.switches)]
+    specs = [bench.comparison.switches[0]["from"], *(switch["to"] for switch in bench.comparison.switches)]
     assert specs == [["static", "lru"][number % 2] for number in range(len(specs))]
 
 
 def test_after_a_reset_only_what_follows_counts():
     bench = Bench()
     bench.ask(0, 1, 2, 2, 2)
-    bench.rival.reset()
-    assert bench.rival.gain(100)["tokens"] == bench.rival.gain(100)["hits"] == 0
+    bench.comparison.reset()
+    assert bench.comparison.gain(100)["tokens"] == bench.comparison.gain(100)["hits"] == 0
     bench.ask(0, 1)  # static has both; lru has 1 and 2, and gives 1 up for 0
-    gain = bench.rival.gain(100)
+    gain = bench.comparison.gain(100)
     assert (gain["tokens"], gain["hits"], gain["saved_bytes"]) == (2, 2, 200)
