@@ -70,9 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, required=True, help="a checkout of the version to compare with")
     parser.add_argument("--settings", nargs="*", default=["gpt-oss-20b"])
-    parser.add_argument(
-        "--routing", default="", help="a trace to force instead of the public one"
-    )
+    parser.add_argument("--routing", default="", help="a trace to force instead of the public one")
     parser.add_argument("--rows", nargs="*", default=list(ROWS), help="shares of the experts; with a p: with prefetch")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -32,7 +32,8 @@ def monitored(policy="lru", shape=TWO_LAYERS, slots=16, **options):
 def run(live, monitor, passes):
     for events in passes:
         serve_all(live, events)
-        monitor.after_pass()
+        if monitor.is_due:
+            monitor.poll()
 
 
 def tokens(number, shape=SMALL, seed=0):
@@ -114,7 +115,7 @@ def test_a_mark_is_forgotten_with_its_tokens(monkeypatch):
 def test_nothing_is_done_while_the_log_is_not_full(monkeypatch):
     live, monitor, _ = monitored("blend", SMALL, 8, warm_pin_tokens=16)
     looks = []
-    monkeypatch.setattr(monitor, "look", lambda: looks.append(live.usage.log[0]))
+    monkeypatch.setattr(monitor, "poll", lambda: looks.append(live.usage.log[0]))
     run(live, monitor, tokens(LOG_PASSES - 1))
     assert looks == []
     assert live.usage.log[0] == (LOG_PASSES - 1) * SMALL.layers
@@ -148,7 +149,8 @@ def test_the_comparison_sees_every_event():
     for number, event in enumerate(events):
         live.serve(event)
         if number % 2:
-            monitor.after_pass()
+            if monitor.is_due:
+                monitor.poll()
     monitor.poll()
     alone = cache_of(SMALL, 8, "lru")
     alone.replay(events)

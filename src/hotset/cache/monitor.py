@@ -47,11 +47,6 @@ class CacheMonitor:
         """Whether the log is worth a look; asked after every step, so it is cheap."""
         return log_is_full(self.live.usage, self.live.plan.shape)
 
-    def after_pass(self) -> None:
-        """Look at the log once it is worth it."""
-        if self.is_due:
-            self.poll()
-
     def poll(self) -> None:
         """Take in all that happened since the last poll."""
         whole = log_is_whole(self.live.usage)
