@@ -148,9 +148,8 @@ def test_the_comparison_sees_every_event():
     events = random_events(np.random.default_rng(1), SMALL, 500)
     for number, event in enumerate(events):
         live.serve(event)
-        if number % 2:
-            if monitor.is_due:
-                monitor.poll()
+        if number % 2 and monitor.is_due:
+            monitor.poll()
     monitor.poll()
     alone = cache_of(SMALL, 8, "lru")
     alone.replay(events)
