@@ -22,7 +22,7 @@ from hotset import reference
 from hotset.cache import Controller, SlotPlan, kernel
 from hotset.cache.monitor import CacheMonitor
 from hotset.policies import Policy, base, parse
-from hotset.policies.base import Ask, compiled
+from hotset.policies.base import EventView, compiled
 from hotset.trace import Phase
 
 from common import publish
@@ -42,8 +42,8 @@ def serve_untracked(
     table: Any, state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, admit: int
 ) -> int:
     """The engine's way in without the statistics: kernel.serve_one less `track` and the arrays it takes."""
-    ask = Ask(layer, experts, counts, tokens, phase, table.clock[0] + 1)
-    missing: int = serve(table, state, ask, admit)  # noqa: F821
+    event = EventView(layer, experts, counts, tokens, phase, table.clock[0] + 1)
+    missing: int = serve(table, state, event, admit)  # noqa: F821
     return missing
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import hotset
 from hotset.cache import Controller, SlotPlan
-from hotset.policies import Ask, Grid, Policy, compiled, parse
+from hotset.policies import EventView, Grid, Policy, compiled, parse
 
 
 class LruTwoState(NamedTuple):
@@ -24,15 +24,15 @@ class LruTwoState(NamedTuple):
 
 
 @compiled
-def observe(state: LruTwoState, table: Any, ask: Ask) -> None:  # noqa: ARG001 - every policy takes the same arguments
+def observe(state: LruTwoState, table: Any, event: EventView) -> None:  # noqa: ARG001 - every policy takes the same arguments
     """Note the time of use."""
-    for expert in ask.experts:
-        state.before[ask.layer, expert] = state.last[ask.layer, expert]
-        state.last[ask.layer, expert] = ask.tick
+    for expert in event.experts:
+        state.before[event.layer, expert] = state.last[event.layer, expert]
+        state.last[event.layer, expert] = event.tick
 
 
 @compiled
-def score(state: LruTwoState, table: Any, ask: Ask, layer: int, expert: int) -> Any:  # noqa: ARG001
+def score(state: LruTwoState, table: Any, event: EventView, layer: int, expert: int) -> Any:  # noqa: ARG001
     """The time of the use before the last: what was used only once is evicted first."""
     return state.before[layer, expert]
 

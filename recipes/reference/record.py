@@ -64,8 +64,8 @@ def generate(model: Any, ids: list[int], random: torch.Generator) -> list[int]:
     fed: list[int] = []
     out = model(torch.tensor([ids]), use_cache=True)
     for _ in range(NEW_TOKENS):
-        chances = torch.softmax(out.logits[0, -1].float() / TEMPERATURE, -1)
-        fed.append(int(torch.multinomial(chances, 1, generator=random)))
+        probabilities = torch.softmax(out.logits[0, -1].float() / TEMPERATURE, -1)
+        fed.append(int(torch.multinomial(probabilities, 1, generator=random)))
         out = model(torch.tensor([[fed[-1]]]), past_key_values=out.past_key_values, use_cache=True)
     return fed
 

@@ -64,10 +64,10 @@ def losses(model: Qwen3MoeForCausalLM, batch: torch.Tensor) -> tuple[torch.Tenso
 
 def _imbalance(router_logits: torch.Tensor) -> torch.Tensor:
     """Switch Transformer's balancing loss of one layer; 1 when all experts are used alike."""
-    chances = router_logits.float().flatten(0, -2).softmax(-1)
-    chosen = chances.topk(MODEL["num_experts_per_tok"]).indices
+    probabilities = router_logits.float().flatten(0, -2).softmax(-1)
+    chosen = probabilities.topk(MODEL["num_experts_per_tok"]).indices
     use = torch.bincount(chosen.flatten(), minlength=MODEL["num_experts"]).float() / chosen.numel()
-    return MODEL["num_experts"] * (use * chances.mean(0)).sum()
+    return MODEL["num_experts"] * (use * probabilities.mean(0)).sum()
 
 
 class Optimizer:

@@ -10,7 +10,7 @@ from live_samples import ONLINE, arrays_of, ask, assert_same, cache_of, random_e
 from hotset import reference
 from hotset.cache.counters import Count
 from hotset.cache.learning import hottest, learnt, prime
-from hotset.policies.base import Ask
+from hotset.policies.base import EventView
 from hotset.profile import Fingerprint, Profile
 from hotset.profile.combine import merge
 from hotset.profile.fold import profile_of, raw_profile
@@ -50,7 +50,7 @@ def saved(controller, **changes):
 def chances(controller):
     """All scores, on a scale on which they add."""
     score, nobody, shape = controller.policy.score.py_func, np.zeros(0, np.int32), controller.plan.shape
-    now = Ask(0, nobody, nobody, 1, 1, int(controller.table.clock[0]) + 1, -1)
+    now = EventView(0, nobody, nobody, 1, 1, int(controller.table.clock[0]) + 1, -1)
     grid = (shape.layers, shape.experts)
     scores = np.array([score(controller.state, controller.table, now, *key) for key in np.ndindex(grid)], float)
     as_counts = {"decay": np.exp2, "blend": np.exp}.get(controller.policy.name, np.asarray)

@@ -34,9 +34,9 @@ class Live:
     def observe(self, event: Seen) -> None:
         self.steps.observe(self.state, *event)
 
-    def chances(self, event: Seen, distance: int) -> Any:
+    def probabilities(self, event: Seen, distance: int) -> Any:
         out = np.empty(self.shape.experts)
-        self.steps.chances(self.state, *event, (event.layer + distance) % self.shape.layers, distance, out)
+        self.steps.probabilities(self.state, *event, (event.layer + distance) % self.shape.layers, distance, out)
         return out
 
 

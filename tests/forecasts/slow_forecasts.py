@@ -35,10 +35,10 @@ class Slow:
         raise NotImplementedError
 
     def one(self, event: Seen, target: int, distance: int) -> list[float]:
-        """The chances of one token."""
+        """The probabilities of one token."""
         raise NotImplementedError
 
-    def chances(self, event: Seen, distance: int) -> list[float]:
+    def probabilities(self, event: Seen, distance: int) -> list[float]:
         target = (event.layer + distance) % self.shape.layers
         one = [min(max(p, 0.0), 1.0) for p in self.one(event, target, distance)]
         return [1 - (1 - p) ** self.tokens_of(event, target) for p in one]
@@ -170,7 +170,7 @@ class SlowGate(Slow):
             target = (event.layer + d + 1) % self.shape.layers
             self.pending[d + 1, target] = (event.tokens > 1, list(dict.fromkeys(e for e in row if e >= 0)))
 
-    def chances(self, event: Seen, distance: int) -> list[float]:
+    def probabilities(self, event: Seen, distance: int) -> list[float]:
         target = (event.layer + distance) % self.shape.layers
         base = [1 - (1 - r) ** self.tokens_of(event, target) for r in self.rate[target]]
         several, guesses = self.pending.get((distance, target), (False, []))

@@ -18,21 +18,21 @@ ALL = ("best", "gate", "previous", "token", "transition")
 
 
 def counted(trace: Trace, spec: str, distance: int, fit: float) -> dict[str, Any]:
-    """What `evaluate` should say, from chances asked for one event at a time."""
+    """What `evaluate` should say, from probabilities asked for one event at a time."""
     shape, live, events = trace.shape, Live(parse(spec), trace.shape), events_of(trace)
     first = int(np.ceil(fit * trace.requests))
     within: list[tuple[Any, Any, int]] = []
     across: list[tuple[Any, Any, int]] = []
     for i, event in enumerate(events):
         live.observe(event)
-        chances = live.chances(event, distance)
+        probabilities = live.probabilities(event, distance)
         if i + distance < len(events):
             target = events[i + distance]
             if target.phase == 1 and target.request >= first:
                 used = np.isin(np.arange(shape.experts), target.experts)
                 part = within if target.layer >= distance else across
-                part.append((chances, used, min(shape.top_k * target.tokens, shape.experts)))
-    said = np.concatenate([chances for chances, _, _ in within + across])
+                part.append((probabilities, used, min(shape.top_k * target.tokens, shape.experts)))
+    said = np.concatenate([probabilities for probabilities, _, _ in within + across])
     true = np.concatenate([used for _, used, _ in within + across])
     place = np.minimum((said * BINS).astype(int), BINS - 1)
     error = sum(abs(said[place == b].sum() - true[place == b].sum()) for b in range(BINS)) / len(said)
@@ -51,7 +51,9 @@ def counted(trace: Trace, spec: str, distance: int, fit: float) -> dict[str, Any
 
 def hits(rows: list[tuple[Any, Any, int]], times: int) -> int:
     """Ties go to the lower number."""
-    return sum(int(used[np.argsort(-chances, kind="stable")[: times * k]].sum()) for chances, used, k in rows)
+    return sum(
+        int(used[np.argsort(-probabilities, kind="stable")[: times * k]].sum()) for probabilities, used, k in rows
+    )
 
 
 @pytest.mark.parametrize("spec", ALL)
@@ -114,7 +116,7 @@ def test_senseless_questions_are_refused(distances: tuple[int, ...], fit: float)
 
 
 @pytest.mark.parametrize("name", names())
-def test_constant_input_for_long_keeps_chances_finite(name: str) -> None:
+def test_constant_input_for_long_keeps_probabilities_finite(name: str) -> None:
     shape, tokens = ModelShape(layers=4, experts=8, top_k=2), 25_000
     one = np.tile(np.array([1, 4], np.int16), (tokens, 4, 1))
     guesses = np.tile(np.array([4, 1], np.int16), (tokens, 4, 3, 1))
@@ -132,16 +134,16 @@ def test_constant_input_for_long_keeps_chances_finite(name: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("batch", [1, 3])
-def test_chances_are_chances(name: str, batch: int) -> None:
+def test_probabilities_are_probabilities(name: str, batch: int) -> None:
     live = Live(parse(name), SHAPE)
     for event in events_of(random_trace(batch=batch, seed=7)):
         live.observe(event)
         for distance in (1, 2, 3):
-            chances = live.chances(event, distance)
-            assert np.isfinite(chances).all()
-            assert (chances >= 0).all()
-            assert (chances <= 1).all()
-            assert (live.chances(event, distance) == chances).all()  # asking changes nothing
+            probabilities = live.probabilities(event, distance)
+            assert np.isfinite(probabilities).all()
+            assert (probabilities >= 0).all()
+            assert (probabilities <= 1).all()
+            assert (live.probabilities(event, distance) == probabilities).all()  # asking changes nothing
 
 
 @pytest.mark.parametrize("name", ["best", "gate"])
@@ -154,8 +156,10 @@ def test_picked_are_the_likeliest_that_have_no_slot(name: str, places: int) -> N
         slot_of = random.integers(-1, 2, SHAPE.experts).astype(np.int32)
         target = (event.layer + 1) % SHAPE.layers
         count = live.steps.pick(live.state, *event, target, 1, slot_of, 0.2, out, picked)
-        chances = live.chances(event, 1)
-        wanted = [e for e in np.argsort(-chances, kind="stable").tolist() if chances[e] >= 0.2 and slot_of[e] < 0]
+        probabilities = live.probabilities(event, 1)
+        wanted = [
+            e for e in np.argsort(-probabilities, kind="stable").tolist() if probabilities[e] >= 0.2 and slot_of[e] < 0
+        ]
         assert picked[:count].tolist() == wanted[:places]
 
 
@@ -165,4 +169,4 @@ def test_guesses_with_gaps_repetitions_and_few_distances(name: str) -> None:
     for layer in (0, 1, 3, 0, 1, 2, 3):  # a layer left out, too
         event = seen(layer, [2, 5], guesses=[[-1, 3, 3, -1, 1]], token=3)
         live.observe(event)
-        assert np.isfinite(live.chances(event, 3)).all()
+        assert np.isfinite(live.probabilities(event, 3)).all()

@@ -27,7 +27,7 @@ def test_best_is_at_least_as_good_as_each_single_one(judged: dict[str, Evaluatio
             assert scores["best"].log_loss <= score.log_loss
 
 
-def test_the_chances_of_best_mean_what_they_say(judged: dict[str, Evaluation]) -> None:
+def test_the_probabilities_of_best_mean_what_they_say(judged: dict[str, Evaluation]) -> None:
     for result in judged.values():
         for score in result.scores:
             if score.forecast == "best":

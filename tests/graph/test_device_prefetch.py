@@ -262,10 +262,10 @@ def events_of(rng: Any, tokens: int, kind: str) -> list[Event]:
     return found
 
 
-def stop_at_random(monkeypatch: Any, seed: int = 0, chance: float = 0.3) -> None:
+def stop_at_random(monkeypatch: Any, seed: int = 0, probability: float = 0.3) -> None:
     """Have every program of a list stop when it likes, as parallel ones do."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(kernels, "_is_over", lambda _, epoch: epoch * 0 + int(rng.random() < chance) > 0)
+    monkeypatch.setattr(kernels, "_is_over", lambda _, epoch: epoch * 0 + int(rng.random() < probability) > 0)
 
 
 def stop_after(monkeypatch: Any, asked: int) -> None:
@@ -437,7 +437,7 @@ def test_constants_are_those_of_the_host() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
-    """Counts, chances and the choice, also of several tokens, whose lists are merged by votes."""
+    """Counts, probabilities and the choice, also of several tokens, whose lists are merged by votes."""
     machine, state = Machine(tokens, seed=7, distances=1), gate.Gate().start(SHAPE)
     machine.state.max_queued.fill_(PER_PART)
     machine.state.own[0, tokens > 1, :, :, 1] = 8191  # soon half is forgotten
@@ -463,8 +463,10 @@ def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
                 continue
             half = (layer + 1) % 2
             assert machine.state.ranked[half, 0].tolist() == merged[0].tolist()
-            chance = [gate.expected(state, several, 0, layer + 1, rank, 0.0) for rank in range(6)]
-            picked = sorted((r for r in range(6) if chance[r] >= 0.3), key=lambda r: (-np.float32(chance[r]), r))
+            probability = [gate.expected(state, several, 0, layer + 1, rank, 0.0) for rank in range(6)]
+            picked = sorted(
+                (r for r in range(6) if probability[r] >= 0.3), key=lambda r: (-np.float32(probability[r]), r)
+            )
             picked = [e for e in merged[0, picked].tolist() if e >= 0 and slots[layer + 1, e] < 0]
             most = machine.state.max_queued[layer + 1].item()
             assert machine.state.queued_expert[half, : machine.state.length[half]].tolist() == picked[:most]
@@ -475,7 +477,7 @@ def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
     assert compared > 6
 
 
-def test_chances_approach_how_often_a_rank_is_right() -> None:
+def test_probabilities_approach_how_often_a_rank_is_right() -> None:
     """Ranks that are mostly wrong are not sent any more."""
     machine, share = Machine(distances=1), np.array([0.9, 0.6, 0.5, 0.1, 0.05, 0.0])
     state, out = machine.state, machine.plan.out

@@ -1,4 +1,4 @@
-"""Small workloads as event tables, made by hand, by chance, or by hypothesis."""
+"""Small workloads as event tables, made by hand, by probability, or by hypothesis."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -55,8 +55,8 @@ def random_events(rng, shape, number, *, prefill=0.2, wide=0.2):
     for i in range(number):
         layer = i % shape.layers if rng.random() < 0.9 else int(rng.integers(shape.layers))
         width = int(rng.integers(1, shape.experts + 1)) if rng.random() < wide else shape.top_k
-        chance = taste[layer] / taste[layer].sum()
-        experts = rng.choice(shape.experts, width, replace=False, p=chance).tolist()
+        probability = taste[layer] / taste[layer].sum()
+        experts = rng.choice(shape.experts, width, replace=False, p=probability).tolist()
         is_prefill = rng.random() < prefill
         tokens = int(rng.integers(1, 10)) if is_prefill or rng.random() < 0.3 else 1
         counts = {expert: int(rng.integers(1, tokens + 1)) for expert in experts}

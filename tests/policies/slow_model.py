@@ -479,9 +479,9 @@ class _BlendLayer:
         if self.previous:
             usual = self.rates[6] + 1e-3
             rows = list(self.previous)
-            chance = (self.follows[rows] + 4 * usual) / (self.followed[rows] + 4)[:, None]
-            self.features[7] = np.sqrt(chance.mean(axis=0))
-            self.features[8] = ((chance - usual) / (chance + usual)).sum(axis=0)
+            probability = (self.follows[rows] + 4 * usual) / (self.followed[rows] + 4)[:, None]
+            self.features[7] = np.sqrt(probability.mean(axis=0))
+            self.features[8] = ((probability - usual) / (probability + usual)).sum(axis=0)
         # One feature after the other, so that experts with the same past get the same bits and ties stay ties.
         weights = shared + self.own
         steady = weights[9] + sum(weight * row for weight, row in zip(weights[:7], self.features[:7], strict=True))

@@ -320,11 +320,11 @@ def foreseen(forecast, events, target):
         phase, request = int(event.phase), int(events.request[i])
         args = (state, event.layer, events.expert[own], events.count[own], event.tokens, phase, request, -1, nobody)
         steps.observe(*args)
-    steps.chances(*args, target, 1, out)
+    steps.probabilities(*args, target, 1, out)
     return out, state
 
 
-def test_the_forecast_is_the_row_of_the_nearest_request_as_chances():
+def test_the_forecast_is_the_row_of_the_nearest_request_as_probabilities():
     from hotset.forecasts.eam import SMOOTH, Eam
 
     out, state = foreseen(Eam(), requests_of(TWO_BY_FOUR, [*A, *B, (2, 0, {0: 1})]), 1)

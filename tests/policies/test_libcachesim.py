@@ -43,8 +43,8 @@ def uniform(rng, experts, number):
 
 
 def zipf(rng, experts, number):
-    chance = 1 / np.arange(1, experts + 1)
-    return rng.permutation(experts)[rng.choice(experts, number, p=chance / chance.sum())]
+    probability = 1 / np.arange(1, experts + 1)
+    return rng.permutation(experts)[rng.choice(experts, number, p=probability / probability.sum())]
 
 
 def phases(rng, experts, number):

@@ -360,7 +360,7 @@ def test_what_is_unlikely_is_not_sent_for() -> None:
         used = [26 + number % 38]
         sent = [key.expert for layer in range(LAYERS) for key in sent_after(guesser, layer, used, number)]
     assert sent == []
-    assert 0.0 < guesser._chances.max() < MIN_PROBABILITY
+    assert 0.0 < guesser._probabilities.max() < MIN_PROBABILITY
 
 
 def test_control_passes_go_without() -> None:

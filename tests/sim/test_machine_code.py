@@ -45,7 +45,7 @@ def is_ours(thing: Any) -> bool:
 
 
 def parts(forecast: type[Forecast], loop: str) -> list[Any]:
-    return [*LOOPS[loop], forecast.observe, forecast.chances]
+    return [*LOOPS[loop], forecast.observe, forecast.probabilities]
 
 
 @pytest.mark.parametrize("loop", LOOPS)

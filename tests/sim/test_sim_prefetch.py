@@ -108,10 +108,10 @@ def leave_layers_out(trace: Trace, rng: np.random.Generator) -> Trace:
 
 def plan_of(
     shape: ModelShape, driver: str = "cpu", *, slots: int = 4, auto: bool = True, distances: int | None = None,
-    least_chance: float = 0.3,
+    min_probability: float = 0.3,
 ) -> PrefetchPlan:  # fmt: skip
     plan = plan_prefetch(driver, shape, rows=slots, trial=auto)
-    return replace(plan, layers_ahead=distances or plan.layers_ahead, min_probability=least_chance)
+    return replace(plan, layers_ahead=distances or plan.layers_ahead, min_probability=min_probability)
 
 
 def slow(case: Case, forecast: str, plan: PrefetchPlan) -> dict[str, float]:  # noqa: C901 - one loop, in order
@@ -199,14 +199,14 @@ def slow(case: Case, forecast: str, plan: PrefetchPlan) -> dict[str, float]:  # 
                 underway = [sent for sent in underway if sent.layer != target or sent.left < SIZE]
                 budget -= sum(sent.layer == target for sent in underway)
             if live is not None:
-                chance = live.chances(seen, distance).tolist()
+                probability = live.probabilities(seen, distance).tolist()
             else:
-                chance = truth(events, number, distance, layers, experts)
+                probability = truth(events, number, distance, layers, experts)
             candidates = list(range(experts))
             if plan.predicted_only and live is not None:
                 candidates = [e for e in seen.guesses[distance - 1, : plan.max_ranks].tolist() if e >= 0]
-            wanted = [expert for expert in candidates if chance[expert] >= plan.min_probability]
-            wanted = sorted(wanted, key=lambda expert: -chance[expert])
+            wanted = [expert for expert in candidates if probability[expert] >= plan.min_probability]
+            wanted = sorted(wanted, key=lambda expert: -probability[expert])
             near = {key.expert for key in cache.residents() if key.layer == target}
             near |= {sent.expert for sent in underway if sent.layer == target}
             new = [expert for expert in wanted if expert not in near][: max(budget, 0)]
@@ -254,11 +254,11 @@ def assert_equal(fast: PrefetchResult, slow: dict[str, float]) -> None:
     st.integers(1, 3), st.sampled_from([0.0, 0.1, 0.3, 0.6]), st.sampled_from([None, 1, 2]),
 )  # fmt: skip
 def test_the_compiled_loop_does_what_the_slow_model_does(
-    seed: int, forecast: str, slots: int, auto: bool, distances: int, least_chance: float, preloaded: int | None
+    seed: int, forecast: str, slots: int, auto: bool, distances: int, min_probability: float, preloaded: int | None
 ) -> None:
     case = case_of(seed, preloaded=preloaded)
     wish: dict[str, Any] = {"auto": auto, "distances": min(distances, case.trace.shape.layers)}
-    wish["least_chance"] = least_chance
+    wish["min_probability"] = min_probability
     assert_equal(
         case.fast(forecast, slots=slots, **wish), slow(case, forecast, plan_of(case.trace.shape, slots=slots, **wish))
     )
@@ -344,8 +344,8 @@ def test_a_long_trace_is_followed_through_pauses_too() -> None:
     assert_equal(pays, slow(case, "previous", plan_of(case.trace.shape)))
     assert pays.steps_with > 300
     # Nothing is as likely as that, so that nothing is sent for and there is nothing to gain.
-    blind = case.fast("previous", least_chance=2.0)
-    assert_equal(blind, slow(case, "previous", plan_of(case.trace.shape, least_chance=2.0)))
+    blind = case.fast("previous", min_probability=2.0)
+    assert_equal(blind, slow(case, "previous", plan_of(case.trace.shape, min_probability=2.0)))
     assert blind.steps_with < 100
 
 
@@ -356,7 +356,7 @@ def test_what_pays_is_switched_on_and_what_does_not_is_off_at_the_end() -> None:
     assert not oracle.switched_off
     assert case.fast("oracle", auto=False).steps_with == 200
     # Nothing is as likely as that, so that nothing is sent for and there is nothing to gain.
-    blind = case.fast("previous", least_chance=2.0)
+    blind = case.fast("previous", min_probability=2.0)
     assert (blind.prefetched_bytes, blind.switched_off) == (0.0, True)
     assert 8 <= blind.steps_with <= 32 + 1
     off = case.fast("off")

@@ -21,14 +21,14 @@ from hotset.cache.counters import Count
 from hotset.cache.table import FOREVER, Table
 from hotset.cache.usage import Usage, track
 from hotset.policies import base
-from hotset.policies.base import Admit, Ask, Policy, bind
+from hotset.policies.base import Admit, EventView, Policy, bind
 
 EVENTS, TOKENS, HITS, MISSES = int(Count.EVENTS), int(Count.TOKENS), int(Count.HITS), int(Count.MISSES)
 ADMITTED, EVICTED, STAGED = int(Count.ADMITTED), int(Count.EVICTED), int(Count.STAGED)
 ALWAYS, LATE, FREE = int(Admit.ALWAYS), int(Admit.LATE), int(Admit.FREE)
 
-observe: Callable[[Any, Table, Ask], None]
-score: Callable[[Any, Table, Ask, int, int], float]
+observe: Callable[[Any, Table, EventView], None]
+score: Callable[[Any, Table, EventView, int, int], float]
 
 
 class Kernels(NamedTuple):
@@ -41,41 +41,41 @@ class Kernels(NamedTuple):
     fill: Callable[..., int]
 
 
-def look_up(table: Table, ask: Ask) -> int:
+def look_up(table: Table, event: EventView) -> int:
     """Protect the event's experts, count hits, and list what is missing; return how many are."""
     missing = 0
-    for i in range(len(ask.experts)):
-        expert = np.uintp(ask.experts[i])  # unsigned: an index that cannot count from the end is cheaper
-        table.last[ask.layer, expert] = max(table.last[ask.layer, expert], ask.tick)
-        if table.slot_of[ask.layer, expert] < 0:
+    for i in range(len(event.experts)):
+        expert = np.uintp(event.experts[i])  # unsigned: an index that cannot count from the end is cheaper
+        table.last[event.layer, expert] = max(table.last[event.layer, expert], event.tick)
+        if table.slot_of[event.layer, expert] < 0:
             table.loads[missing, 0] = expert
             missing += 1
-    table.counters[ask.phase, EVENTS, ask.layer] += 1
-    table.counters[ask.phase, TOKENS, ask.layer] += ask.tokens
-    table.counters[ask.phase, HITS, ask.layer] += len(ask.experts) - missing
-    table.counters[ask.phase, MISSES, ask.layer] += missing
+    table.counters[event.phase, EVENTS, event.layer] += 1
+    table.counters[event.phase, TOKENS, event.layer] += event.tokens
+    table.counters[event.phase, HITS, event.layer] += len(event.experts) - missing
+    table.counters[event.phase, MISSES, event.layer] += missing
     return missing
 
 
-def slots_are_scarce(table: Table, ask: Ask, admit: int, missing: int) -> bool:
+def slots_are_scarce(table: Table, event: EventView, admit: int, missing: int) -> bool:
     """Whether some of the missing may go without a slot, so that their order matters."""
-    group = table.group_of[ask.layer]
+    group = table.group_of[event.layer]
     if missing <= table.num_free[group]:
         return False
     movable = table.bounds[group + 1] - table.bounds[group] - table.num_pinned[group]
-    return bool(admit != ALWAYS or len(table.bounds) == 2 or len(ask.experts) > movable)
+    return bool(admit != ALWAYS or len(table.bounds) == 2 or len(event.experts) > movable)
 
 
-def value_of(table: Table, state: Any, ask: Ask, layer: int, expert: int) -> Any:
+def value_of(table: Table, state: Any, event: EventView, layer: int, expert: int) -> Any:
     """The policy's score, or the expert's score floor if that is more."""
-    return max(score(state, table, ask, layer, expert), table.score_floor[layer, expert])
+    return max(score(state, table, event, layer, expert), table.score_floor[layer, expert])
 
 
-def rank_missing(table: Table, state: Any, ask: Ask, missing: int) -> None:
+def rank_missing(table: Table, state: Any, event: EventView, missing: int) -> None:
     """Put the most valuable first; equals keep their order."""
     for i in range(missing):
         expert = table.loads[i, 0]
-        value = value_of(table, state, ask, ask.layer, expert)
+        value = value_of(table, state, event, event.layer, expert)
         at = i
         while at > 0 and table.worth[at - 1] < value:
             table.worth[at] = table.worth[at - 1]
@@ -85,27 +85,29 @@ def rank_missing(table: Table, state: Any, ask: Ask, missing: int) -> None:
         table.loads[at, 0] = expert
 
 
-def find_victim(table: Table, state: Any, ask: Ask, late: bool) -> int:
+def find_victim(table: Table, state: Any, event: EventView, late: bool) -> int:
     """The slot of the resident with the lowest score among those that may leave, or -1.
 
     The event's own experts stay until it is served, pins always do, and in a pool no layer is brought below its floor
     by another. Ties go to the one used longer ago, then to the lower layer and expert, so that slots never decide.
     """
-    bar = ask.tick + late  # who was last used at this time or later must stay; a pin counts as used at the end of time
+    bar = (
+        event.tick + late
+    )  # who was last used at this time or later must stay; a pin counts as used at the end of time
     if len(table.bounds) == 2:
-        return victim_of_pool(table, state, ask, bar)
-    return victim_of_layer(table, state, ask, bar)
+        return victim_of_pool(table, state, event, bar)
+    return victim_of_layer(table, state, event, bar)
 
 
-def victim_of_layer(table: Table, state: Any, ask: Ask, bar: int) -> int:
+def victim_of_layer(table: Table, state: Any, event: EventView, bar: int) -> int:
     """Among few slots, without short cuts: the victim is random to a CPU, and a branch predicted wrongly is dear."""
-    layer, experts = ask.layer, table.last.shape[1]
+    layer, experts = event.layer, table.last.shape[1]
     found, lowest, first = -1, np.inf, FOREVER
     for slot in range(table.bounds[layer], table.bounds[layer + 1]):
         expert = table.expert_in[slot]
         age = table.last[layer, np.uintp(expert)]
         turn = age * experts + expert  # who goes first among equals: the older, then the lower
-        value = value_of(table, state, ask, layer, expert)
+        value = value_of(table, state, event, layer, expert)
         weaker = (age < bar) & ((value < lowest) | ((value == lowest) & (turn < first)))
         found = slot if weaker else found
         lowest = value if weaker else lowest
@@ -113,17 +115,17 @@ def victim_of_layer(table: Table, state: Any, ask: Ask, bar: int) -> int:
     return found
 
 
-def victim_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
+def victim_of_pool(table: Table, state: Any, event: EventView, bar: int) -> int:
     """Among many slots, with short cuts: nearly all of them score higher than the victim so far."""
     experts = table.last.shape[1]
     found, lowest, first = -1, np.inf, FOREVER
     for slot in range(table.bounds[1]):
         layer, expert = table.layer_in[slot], table.expert_in[slot]
-        value = value_of(table, state, ask, layer, expert)
+        value = value_of(table, state, event, layer, expert)
         if value > lowest:
             continue
         age = table.last[layer, expert]
-        if age >= bar or (layer != ask.layer and table.resident[layer] <= table.floor[layer]):
+        if age >= bar or (layer != event.layer and table.resident[layer] <= table.floor[layer]):
             continue
         turn = (age * table.last.shape[0] + layer) * experts + expert
         if value < lowest or turn < first:
@@ -131,69 +133,69 @@ def victim_of_pool(table: Table, state: Any, ask: Ask, bar: int) -> int:
     return found
 
 
-def assign(table: Table, ask: Ask, row: int, slot: int, evicted_layer: int, evicted_expert: int) -> None:
+def assign(table: Table, event: EventView, row: int, slot: int, evicted_layer: int, evicted_expert: int) -> None:
     """Give the row-th missing expert this slot, and note which expert was evicted from it."""
     expert = table.loads[row, 0]
-    table.slot_of[ask.layer, expert] = slot
-    table.layer_in[slot] = ask.layer
+    table.slot_of[event.layer, expert] = slot
+    table.layer_in[slot] = event.layer
     table.expert_in[slot] = expert
-    table.resident[ask.layer] += 1
+    table.resident[event.layer] += 1
     table.loads[row, 1] = slot
     table.loads[row, 2] = evicted_layer
     table.loads[row, 3] = evicted_expert
 
 
-def take_free(table: Table, ask: Ask, missing: int) -> int:
+def take_free(table: Table, event: EventView, missing: int) -> int:
     """Assign as many empty slots as there are; return how many that is."""
-    group = table.group_of[ask.layer]
+    group = table.group_of[event.layer]
     assigned = int(min(missing, table.num_free[group]))
     for row in range(assigned):
         table.num_free[group] -= 1
-        assign(table, ask, row, table.free[table.bounds[group] + table.num_free[group]], -1, -1)
+        assign(table, event, row, table.free[table.bounds[group] + table.num_free[group]], -1, -1)
     return assigned
 
 
-def replace_victims(table: Table, state: Any, ask: Ask, admit: int, row: int, missing: int) -> int:
+def replace_victims(table: Table, state: Any, event: EventView, admit: int, row: int, missing: int) -> int:
     """Assign the rest the slots of victims, as far as the admission rule allows."""
     while row < missing:
-        slot = find_victim(table, state, ask, admit == LATE)
+        slot = find_victim(table, state, event, admit == LATE)
         if slot < 0:
             return row
         layer, expert = table.layer_in[slot], table.expert_in[slot]
         if admit != ALWAYS:
-            candidate = value_of(table, state, ask, ask.layer, table.loads[row, 0])
-            resident = value_of(table, state, ask, layer, expert)
+            candidate = value_of(table, state, event, event.layer, table.loads[row, 0])
+            resident = value_of(table, state, event, layer, expert)
             if candidate < resident or (admit == LATE and candidate == resident):
                 return row
         table.slot_of[layer, expert] = -1
         table.resident[layer] -= 1
-        table.counters[ask.phase, EVICTED, layer] += 1
-        assign(table, ask, row, slot, layer, expert)
+        table.counters[event.phase, EVICTED, layer] += 1
+        assign(table, event, row, slot, layer, expert)
         row += 1
     return row
 
 
-def serve(table: Table, state: Any, ask: Ask, admit: int) -> int:
+def serve(table: Table, state: Any, event: EventView, admit: int) -> int:
     """Serve one event: protect, look up, learn, then assign slots to what had to be loaded; return the number of loads.
 
     Afterwards the first rows of table.loads say what was loaded, its slot, and which expert was evicted.
     """
     table.clock[0] += 1
-    table.passes[ask.layer] += 1
-    missing = look_up(table, ask)
-    observe(state, table, ask)
+    table.passes[event.layer] += 1
+    missing = look_up(table, event)
+    observe(state, table, event)
     if missing == 0:
         return 0
-    if missing > 1 and slots_are_scarce(table, ask, admit, missing):
-        rank_missing(table, state, ask, missing)
-    assigned = take_free(table, ask, missing)
+    if missing > 1 and slots_are_scarce(table, event, admit, missing):
+        rank_missing(table, state, event, missing)
+    assigned = take_free(table, event, missing)
     if assigned < missing and admit != FREE:
-        assigned = replace_victims(table, state, ask, admit, assigned, missing)
+        assigned = replace_victims(table, state, event, admit, assigned, missing)
     for row in range(assigned, missing):
         for column in range(1, 4):  # element by element: a slice assignment costs more than all the rest
             table.loads[row, column] = -1
-    table.counters[ask.phase, ADMITTED, ask.layer] += assigned
-    table.counters[ask.phase, STAGED, ask.layer] += missing - assigned
+    table.counters[event.phase, ADMITTED, event.layer] += assigned
+    table.counters[event.phase, STAGED, event.layer] += missing - assigned
     return missing
 
 
@@ -202,20 +204,20 @@ def serve_one(
     request: int, admit: int
 ) -> int:  # fmt: skip
     """Serve one event given by its parts and take it into the statistics: the engine's way in."""
-    ask = Ask(layer, experts, counts, tokens, phase, table.clock[0] + 1, request)
-    missing = serve(table, state, ask, admit)
-    track(usage, ask, table.loads, missing)
+    event = EventView(layer, experts, counts, tokens, phase, table.clock[0] + 1, request)
+    missing = serve(table, state, event, admit)
+    track(usage, event, table.loads, missing)
     return missing
 
 
 def seed_from_rates(table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int) -> None:
     """Let the policy learn of a past that was not served here, as of a prompt of so many tokens."""
-    observe(state, table, Ask(layer, experts, counts, tokens, 0, table.clock[0], -1))
+    observe(state, table, EventView(layer, experts, counts, tokens, 0, table.clock[0], -1))
 
 
 def victim(table: Table, state: Any, layer: int, experts: Any, counts: Any) -> int:
     """The slot that a layer's next candidate would take if no slot is empty, or -1; experts and counts are empty."""
-    return find_victim(table, state, Ask(layer, experts, counts, 1, 1, table.clock[0] + 1, -1), False)
+    return find_victim(table, state, EventView(layer, experts, counts, 1, 1, table.clock[0] + 1, -1), False)
 
 
 def replay(
@@ -224,16 +226,16 @@ def replay(
 ) -> int:  # fmt: skip
     """Serve all events in order: the simulator's way in; return the rows written to the log, if it has any."""
     logged = 0
-    for event in range(len(layers)):
-        first, last = start[event], start[event + 1]
-        phase = phases[event]
-        tick, request = table.clock[0] + 1, requests[event]
-        ask = Ask(layers[event], experts[first:last], counts[first:last], tokens[event], phase, tick, request)
-        missing = serve(table, state, ask, admits[phase])
-        misses[event] = missing
+    for at in range(len(layers)):
+        first, last = start[at], start[at + 1]
+        phase = phases[at]
+        tick, request = table.clock[0] + 1, requests[at]
+        event = EventView(layers[at], experts[first:last], counts[first:last], tokens[at], phase, tick, request)
+        missing = serve(table, state, event, admits[phase])
+        misses[at] = missing
         if log.shape[0] > 0:
             for row in range(missing):
-                log[logged, 0] = layers[event]
+                log[logged, 0] = layers[at]
                 for column in range(4):
                     log[logged, 1 + column] = table.loads[row, column]
                 logged += 1

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, compiled
+from hotset.policies.base import EventView, compiled
 from hotset.profile.statistics import NEVER, Counts, Grid
 from hotset.shape import ModelShape
 from hotset.trace import Phase
@@ -57,16 +57,16 @@ def make_usage(shape: ModelShape) -> Usage:
 
 
 @compiled
-def track(usage: Usage, ask: Ask, loads: Any, missing: int) -> None:
+def track(usage: Usage, event: EventView, loads: Any, missing: int) -> None:
     """Take in one event that was served; the first rows of loads name what was missing."""
-    layer, phase = ask.layer, ask.phase
-    now = usage.tokens[layer] + ask.tokens
+    layer, phase = event.layer, event.phase
+    now = usage.tokens[layer] + event.tokens
     bucket = _bucket(usage, layer, now)
     usage.tokens[layer] = now
     # A prompt's uses are taken as spread evenly over its tokens, the older of which have faded by its end.
-    weight = _decayed(float(ask.tokens)) / ask.tokens if ask.tokens > 1 else 1.0
-    for i in range(len(ask.experts)):
-        expert, count = np.uintp(ask.experts[i]), ask.counts[i]
+    weight = _decayed(float(event.tokens)) / event.tokens if event.tokens > 1 else 1.0
+    for i in range(len(event.experts)):
+        expert, count = np.uintp(event.experts[i]), event.counts[i]
         usage.counts[USES, phase, layer, expert] += count
         usage.counts[HITS, phase, layer, expert] += 1
         usage.window[layer, bucket, expert] += count
@@ -77,7 +77,7 @@ def track(usage: Usage, ask: Ask, loads: Any, missing: int) -> None:
         expert = np.uintp(loads[row, 0])
         usage.counts[HITS, phase, layer, expert] -= 1
         usage.counts[MISSES, phase, layer, expert] += 1
-    _write_down(usage.log, ask)
+    _write_down(usage.log, event)
 
 
 @compiled
@@ -91,21 +91,21 @@ def _bucket(usage: Usage, layer: int, now: int) -> int:
 
 
 @compiled
-def _write_down(log: Any, ask: Ask) -> None:
+def _write_down(log: Any, event: EventView) -> None:
     """Log the event, as long as there is room: a log that nobody reads ends, and says that it did."""
-    at, size = log[1], len(ask.experts)
+    at, size = log[1], len(event.experts)
     if log[2] or at + LOG_FIELDS + 2 * size > len(log):
         log[2] += 1
         return
-    log[at] = ask.layer
-    log[at + 1] = ask.tokens
-    log[at + 2] = ask.phase
-    log[at + 3] = ask.request
+    log[at] = event.layer
+    log[at + 1] = event.tokens
+    log[at + 2] = event.phase
+    log[at + 3] = event.request
     log[at + 4] = size
     first = at + LOG_FIELDS
     for i in range(size):
-        log[first + i] = ask.experts[i]
-        log[first + size + i] = ask.counts[i]
+        log[first + i] = event.experts[i]
+        log[first + size + i] = event.counts[i]
     log[0] += 1
     log[1] = first + 2 * size
 
@@ -117,7 +117,7 @@ def _decayed(tokens: float) -> Any:
 
 
 def rates(usage: Usage) -> Grid:
-    """The decayed chance that a token of its layer uses each expert."""
+    """The decayed probability that a token of its layer uses each expert."""
     now = usage.tokens[:, None]
     faded = usage.recent * 2.0 ** (-(now - usage.used_at) / HALF_LIFE_TOKENS)
     lived = (1 - 2.0 ** (-now / HALF_LIFE_TOKENS)) / (1 - 2.0 ** (-1 / HALF_LIFE_TOKENS))

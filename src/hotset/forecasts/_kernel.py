@@ -1,6 +1,6 @@
 """Binds templates to the two functions of a forecast and compiles them, as hotset.cache.kernel does for policies."""
 
-# ruff: noqa: F821, SIM110 - observe and chances are bound per forecast; compiled code knows no generators
+# ruff: noqa: F821, SIM110 - observe and probabilities are bound per forecast; compiled code knows no generators
 from __future__ import annotations
 
 import inspect
@@ -14,14 +14,14 @@ from hotset.policies.base import bind as bind_templates
 from hotset.policies.base import compiled
 
 observe: Callable[..., None]
-chances: Callable[..., None]
+probabilities: Callable[..., None]
 
 
 class Steps(NamedTuple):
-    """The functions of a forecast as Python calls them, event by event; `pick` chooses by the chances."""
+    """The functions of a forecast as Python calls them, event by event; `pick` chooses by the probabilities."""
 
     observe: Callable[..., None]
-    chances: Callable[..., None]
+    probabilities: Callable[..., None]
     pick: Callable[..., int]
 
 
@@ -32,12 +32,12 @@ def observe_one(
     observe(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses))
 
 
-def chances_one(
+def probabilities_one(
     state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int, guesses: Any,
     target: int, distance: int, out: Any
 ) -> None:  # fmt: skip
-    """Fill the chances of a layer ahead, once the event given by its parts is observed."""
-    chances(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
+    """Fill the probabilities of a layer ahead, once the event given by its parts is observed."""
+    probabilities(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
 
 
 def pick_one(
@@ -46,9 +46,9 @@ def pick_one(
 ) -> int:  # fmt: skip
     """Fill in the likeliest experts of a layer ahead that have no slot, best first; returns how many there are.
 
-    The chances of those picked are left in `out`; at most as many are picked as there are places.
+    The probabilities of those picked are left in `out`; at most as many are picked as there are places.
     """
-    chances(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
+    probabilities(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
     for place in range(len(picked)):
         best = -1
         for expert in range(len(out)):
@@ -71,14 +71,14 @@ def is_among(picked: Any, count: int, expert: int) -> bool:
 
 
 _MADE: dict[type[Forecast], Steps] = {}
-_ENTRIES = (observe_one, chances_one, pick_one)
+_ENTRIES = (observe_one, probabilities_one, pick_one)
 
 
 def steps_of(forecast: type[Forecast]) -> Steps:
     """The compiled functions of one forecast, made once per process; machine code comes from disk if it is there."""
     if forecast not in _MADE:
         space = bind(forecast, _ENTRIES, _ENTRIES, globals())
-        _MADE[forecast] = Steps(space["observe_one"], space["chances_one"], space["pick_one"])
+        _MADE[forecast] = Steps(space["observe_one"], space["probabilities_one"], space["pick_one"])
     return _MADE[forecast]
 
 
@@ -90,7 +90,7 @@ def bind(
     more_sources: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Compile templates, in the order in which they call each other, for one forecast."""
-    bound = names | {"observe": forecast.observe, "chances": forecast.chances}
+    bound = names | {"observe": forecast.observe, "probabilities": forecast.probabilities}
     sources = [*sources_of(forecast, templates), *more_sources]
     return bind_templates(templates, entries, bound, f"{forecast.name}_", sources)
 

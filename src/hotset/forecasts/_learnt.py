@@ -1,4 +1,4 @@
-"""What several forecasts share: rates of use, chances learnt by counting, and the step from one token to a pass."""
+"""What several forecasts share: rates of use, probabilities by counting, and the step from one token to a pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEMORY = 4096.0  # tokens; a rate of use is a mean over about so many
 _CREDIT = 8.0  # tokens that the even start of a rate counts for
 MAX_TRIALS = 8192.0
 """At so many trials a count is halved, so that the learnt probability can still move."""
-_TINY = 1e-4  # no chance is nearer to 0 or 1 than this when it becomes odds
+_TINY = 1e-4  # no probability is nearer to 0 or 1 than this when it becomes odds
 
 
 class Rates(NamedTuple):
@@ -69,7 +69,7 @@ def tokens_ahead(seen: Seen, target: int) -> Any:
 
 @compiled
 def spread(out: Any, tokens: int) -> None:
-    """From the chance that one token uses an expert to the chance that any of several does."""
+    """From the probability that one token uses an expert to the probability that any of several does."""
     for e in range(len(out)):
         out[e] = min(max(out[e], 0.0), 1.0)
     if tokens > 1:
@@ -78,7 +78,7 @@ def spread(out: Any, tokens: int) -> None:
 
 
 @compiled
-def log_odds(chance: float) -> Any:
+def log_odds(probability: float) -> Any:
     """The logit, kept finite."""
-    bounded = min(max(chance, _TINY), 1.0 - _TINY)
+    bounded = min(max(probability, _TINY), 1.0 - _TINY)
     return math.log(bounded / (1.0 - bounded))

@@ -2,9 +2,11 @@
 
 A forecast file holds a NamedTuple of arrays (the state), two compiled functions and a frozen dataclass of options:
 
-    observe(state, seen)                             learn from one event, once it is routed
-    chances(state, seen, target, distance, out)      fill out[experts]: the chance that the target layer's next event
-                                                     uses each expert, as known after `seen`, `distance` layers earlier
+    observe(state, seen)
+        learns from one event, once it is routed
+    probabilities(state, seen, target, distance, out)
+        fills out[experts]: the probability that the target layer's next event uses each expert, as known after `seen`,
+        `distance` layers earlier
 
 Distances wrap: after the last layer comes the first of the next pass. The same two functions run in the offline
 evaluation, in the simulator's prefetch and in the engine.
@@ -57,7 +59,7 @@ class Forecast:
 
     name: ClassVar[str]
     observe: ClassVar[Callable[..., Any]]
-    chances: ClassVar[Callable[..., Any]]
+    probabilities: ClassVar[Callable[..., Any]]
     needs: ClassVar[str] = ""  # what a trace must hold beside the experts: "guesses" or "token_ids"
 
     def __post_init__(self) -> None:

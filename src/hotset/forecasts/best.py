@@ -72,12 +72,12 @@ def observe(state: BestState, seen: Seen) -> None:
     for d in range(MAX_DISTANCE):
         state.kind[d, seen.layer] = -1
     for d in range(min(MAX_DISTANCE, layers)):
-        _look_ahead(state, seen, (seen.layer + d + 1) % layers, d)
+        _predict_next(state, seen, (seen.layer + d + 1) % layers, d)
 
 
 @compiled
-def chances(state: BestState, seen: Seen, target: int, distance: int, out: Any) -> None:
-    """The chances as weighed when the layer was observed."""
+def probabilities(state: BestState, seen: Seen, target: int, distance: int, out: Any) -> None:
+    """The probabilities as weighed when the layer was observed."""
     d = distance - 1
     if distance > MAX_DISTANCE or state.kind[d, target] < 0:
         for e in range(len(out)):
@@ -140,29 +140,29 @@ def _describe(state: BestState, seen: Seen) -> None:
     for e in range(len(rate)):
         base[e] = log_odds(rate[e])
     out = state.scratch[1, : len(rate)]
-    previous.chances(state.previous, seen, seen.layer, 1, out)
+    previous.probabilities(state.previous, seen, seen.layer, 1, out)
     _compare(state, seen.layer, out, features[AGE])
 
 
 @compiled
-def _compare(state: BestState, layer: int, chance: Any, row: Any) -> None:
-    """What a member's chances say beyond the rate of use."""
+def _compare(state: BestState, layer: int, probability: Any, row: Any) -> None:
+    """What a member's probabilities say beyond the rate of use."""
     base = state.common[layer, BASE]
-    for e in range(len(chance)):
-        row[e] = log_odds(chance[e]) - base[e]
+    for e in range(len(probability)):
+        row[e] = log_odds(probability[e]) - base[e]
 
 
 @compiled
-def _look_ahead(state: BestState, seen: Seen, target: int, d: int) -> None:
+def _predict_next(state: BestState, seen: Seen, target: int, d: int) -> None:
     """Ask the members about a layer ahead and weigh their answers."""
     rows = state.members[d, target]
     out = state.scratch[1, : state.rates.rate.shape[1]]
-    transition.chances(state.transition, seen, target, d + 1, out)
+    transition.probabilities(state.transition, seen, target, d + 1, out)
     _compare(state, target, out, rows[MEAN])
     transition.add_lift(state.transition, seen, target, d + 1, rows[LIFT, : len(out)])
-    token.chances(state.token, seen, target, d + 1, out)
+    token.probabilities(state.token, seen, target, d + 1, out)
     _compare(state, target, out, rows[WORD])
-    gate.chances(state.gate, seen, target, d + 1, out)
+    gate.probabilities(state.gate, seen, target, d + 1, out)
     _compare(state, target, out, rows[ROUTER])
     _recall_earlier(state, target, d, rows[EARLIER])
     kind = (1 if target <= seen.layer else 0) + (2 if tokens_ahead(seen, target) > 1 else 0)
@@ -217,11 +217,11 @@ def _dot(a: Any, b: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Best(Forecast):
-    """The chance of each expert by everything that is known, weighed by how well it has foretold so far."""
+    """The probability of each expert by everything that is known, weighed by how well it has foretold so far."""
 
     name: ClassVar[str] = "best"
     observe: ClassVar[Any] = staticmethod(observe)
-    chances: ClassVar[Any] = staticmethod(chances)
+    probabilities: ClassVar[Any] = staticmethod(probabilities)
 
     def start(self, shape: ModelShape) -> BestState:
         """Trust the rate of use and the routers fully, the others a little, until evidence says otherwise."""

@@ -35,7 +35,7 @@ _LEAST_SLOPE = 0.05  # what is predicted more must never become less likely
 
 
 class EamForecastState(NamedTuple):
-    """Past requests and the running one, the rates of use, and how predictions become chances."""
+    """Past requests and the running one, the rates of use, and how predictions become probabilities."""
 
     requests: EamState
     rates: Rates
@@ -55,10 +55,10 @@ def observe(state: EamForecastState, seen: Seen) -> None:
 
 
 @compiled
-def chances(state: EamForecastState, seen: Seen, target: int, distance: int, out: Any) -> None:
-    """The share of a token's uses that the expert has in the nearest requests, as a chance.
+def probabilities(state: EamForecastState, seen: Seen, target: int, distance: int, out: Any) -> None:
+    """The share of a token's uses that the expert has in the nearest requests, as a probability.
 
-    The paper's nearness, 1 - distance / layers, says whom to fetch first. It is alike for a whole layer and no chance.
+    The paper's nearness, 1 - distance / layers, says what to fetch first. It is alike for a whole layer.
     """
     phase = 1 if target <= seen.layer else seen.phase
     for e in range(len(out)):
@@ -99,11 +99,11 @@ def _step(state: EamForecastState, which: int, gradient: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Eam(Forecast):
-    """The chance of each expert by its uses in the `nearest` of `capacity` past requests."""
+    """The probability of each expert by its uses in the `nearest` of `capacity` past requests."""
 
     name: ClassVar[str] = "eam"
     observe: ClassVar[Any] = staticmethod(observe)
-    chances: ClassVar[Any] = staticmethod(chances)
+    probabilities: ClassVar[Any] = staticmethod(probabilities)
     capacity: int = CAPACITY
     nearest: int = 1
 

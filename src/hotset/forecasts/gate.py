@@ -12,7 +12,7 @@ from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen, compiled
 from hotset.shape import ModelShape
 
 OWN_WEIGHT, ALL_WEIGHT = 24.0, 8.0
-"""Trials that the chance of all layers counts for in a layer's own, and the even start in that of all layers."""
+"""Trials that the probability of all layers counts for in a layer's own, and the even start in that of all layers."""
 
 RANK_START = 0.5
 """The probability that a prediction of any rank is right, before anything is counted."""
@@ -46,7 +46,7 @@ def observe(state: GateState, seen: Seen) -> None:
 
 
 @compiled
-def chances(state: GateState, seen: Seen, target: int, distance: int, out: Any) -> None:
+def probabilities(state: GateState, seen: Seen, target: int, distance: int, out: Any) -> None:
     """What a guess of this rank has been worth; the rest in proportion to the rate of use."""
     rate, d = state.rates.rate[target], distance - 1
     for e in range(len(out)):
@@ -115,11 +115,11 @@ def _keep(row: Any, seen: Seen, d: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Forecast):
-    """The chance of each expert by the rank at which the target layer's router guessed it beforehand."""
+    """The probability of each expert by the rank at which the target layer's router guessed it beforehand."""
 
     name: ClassVar[str] = "gate"
     observe: ClassVar[Any] = staticmethod(observe)
-    chances: ClassVar[Any] = staticmethod(chances)
+    probabilities: ClassVar[Any] = staticmethod(probabilities)
     needs: ClassVar[str] = "guesses"
 
     def start(self, shape: ModelShape) -> GateState:

@@ -56,7 +56,7 @@ def observe(state: PreviousState, seen: Seen) -> None:
 
 
 @compiled
-def chances(state: PreviousState, seen: Seen, target: int, distance: int, out: Any) -> None:
+def probabilities(state: PreviousState, seen: Seen, target: int, distance: int, out: Any) -> None:
     """What the expert's age has meant in the target layer so far."""
     rate = state.rates.rate[target]
     even = _even(rate)
@@ -76,11 +76,11 @@ def _even(rate: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Previous(Forecast):
-    """The chance of each expert by how many tokens ago its layer used it."""
+    """The probability of each expert by how many tokens ago its layer used it."""
 
     name: ClassVar[str] = "previous"
     observe: ClassVar[Any] = staticmethod(observe)
-    chances: ClassVar[Any] = staticmethod(chances)
+    probabilities: ClassVar[Any] = staticmethod(probabilities)
 
     def start(self, shape: ModelShape) -> PreviousState:
         """Nothing was ever used, and every age is alike."""

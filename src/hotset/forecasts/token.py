@@ -45,7 +45,7 @@ def observe(state: TokenState, seen: Seen) -> None:
 
 
 @compiled
-def chances(state: TokenState, seen: Seen, target: int, distance: int, out: Any) -> None:
+def probabilities(state: TokenState, seen: Seen, target: int, distance: int, out: Any) -> None:
     """The rate of use, times what such a vote has meant in the target layer; the next pass's token is not known."""
     rate = state.rates.rate[target]
     for e in range(len(out)):
@@ -61,7 +61,7 @@ def chances(state: TokenState, seen: Seen, target: int, distance: int, out: Any)
 
 @compiled
 def expected(state: TokenState, layer: int, held: int, votes: int, rate: float) -> Any:
-    """The chance of an expert: without a vote in proportion to its rate, else what its votes were worth."""
+    """The probability of an expert: without a vote in proportion to its rate, else what its votes were worth."""
     cell = state.cells[layer, held, votes]
     if votes == 0:
         return min(rate * learnt(cell, 0.7, _WEIGHT), 1.0)
@@ -110,7 +110,7 @@ def _write(state: TokenState, slot: int, seen: Seen) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Token(Forecast):
-    """The chance of each expert by how many of the last four occurrences of the token's id used it.
+    """The probability of each expert by how many of the last four occurrences of the token's id used it.
 
     An id has one place, id modulo slots, and takes it from whoever is there. A slot takes layers x top_k x 8 bytes
     and a little; there are fewer than asked for where they would take more than 64 MiB.
@@ -118,7 +118,7 @@ class Token(Forecast):
 
     name: ClassVar[str] = "token"
     observe: ClassVar[Any] = staticmethod(observe)
-    chances: ClassVar[Any] = staticmethod(chances)
+    probabilities: ClassVar[Any] = staticmethod(probabilities)
     needs: ClassVar[str] = "token_ids"
     slots: int = 8192
 

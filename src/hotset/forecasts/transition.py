@@ -38,7 +38,7 @@ def observe(state: TransitionState, seen: Seen) -> None:
 
 
 @compiled
-def chances(state: TransitionState, seen: Seen, target: int, distance: int, out: Any) -> None:
+def probabilities(state: TransitionState, seen: Seen, target: int, distance: int, out: Any) -> None:
     """The mean, over the experts just used, of what followed each."""
     rate = state.rates.rate[target]
     if state.follows.shape[0] == 0 or distance > MAX_DISTANCE:
@@ -65,8 +65,8 @@ def add_lift(state: TransitionState, seen: Seen, target: int, distance: int, out
         scale = 1.0 / (state.followed[distance - 1, target, seen.experts[i]] + SMOOTH)
         share = seen.counts[i] * len(seen.experts) / uses
         for e in range(len(out)):
-            chance = (row[e] + SMOOTH * rate[e]) * scale
-            out[e] += share * (chance - rate[e]) / (chance + rate[e] + 1e-9)
+            probability = (row[e] + SMOOTH * rate[e]) * scale
+            out[e] += share * (probability - rate[e]) / (probability + rate[e] + 1e-9)
 
 
 @compiled
@@ -118,7 +118,7 @@ def _remember(trail: Any, seen: Seen) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Transition(Forecast):
-    """The chance of each expert given those just used, 1 to 3 layers before.
+    """The probability of each expert given those just used, 1 to 3 layers before.
 
     A table takes layers x experts x experts x 4 bytes per distance; where that is above 64 MiB, the rate of use stands
     in for it.
@@ -126,7 +126,7 @@ class Transition(Forecast):
 
     name: ClassVar[str] = "transition"
     observe: ClassVar[Any] = staticmethod(observe)
-    chances: ClassVar[Any] = staticmethod(chances)
+    probabilities: ClassVar[Any] = staticmethod(probabilities)
 
     def start(self, shape: ModelShape) -> TransitionState:
         """Nothing has followed anything."""

@@ -5,14 +5,24 @@ A module of this package that defines `POLICY` is a policy; nothing else has to 
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from hotset.checks import text
 from hotset.errors import PolicyError
-from hotset.policies.base import Admit, Ask, Grid, Policy, compiled, parse_options, restore_state, save_state
+from hotset.policies.base import Admit, EventView, Grid, Policy, compiled, parse_options, restore_state, save_state
 
-__all__ = ["Admit", "Ask", "Grid", "Policy", "compiled", "names", "parse", "restore_state", "save_state"]
+__all__ = ["Admit", "EventView", "Grid", "Policy", "compiled", "names", "parse", "restore_state", "save_state"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of earlier versions."""
+    if name == "Ask":
+        warnings.warn("hotset.policies.Ask is deprecated: use hotset.policies.EventView", DeprecationWarning, 2)
+        return EventView
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def names() -> list[str]:

@@ -2,8 +2,8 @@
 
 A policy file holds a NamedTuple of arrays (the state), two compiled functions and a frozen dataclass of options:
 
-    observe(state, table, ask)                     learn from one event, before victims are chosen
-    score(state, table, ask, layer, expert)        how much this expert is worth keeping; the lowest leaves
+    observe(state, table, event)                   learn from one event, before victims are chosen
+    score(state, table, event, layer, expert)      how much this expert is worth keeping; the lowest leaves
 
 `table` is the slot table of hotset.cache (read only here: `slot_of`, `expert_in`, `last`, ...). The same two functions
 are compiled into the simulator's loop and into the engine's per-event call.
@@ -65,7 +65,7 @@ class Admit(IntEnum):
     FREE = 3  # only while slots are empty: nothing is ever replaced
 
 
-class Ask(NamedTuple):
+class EventView(NamedTuple):
     """One event as the compiled functions see it."""
 
     layer: int

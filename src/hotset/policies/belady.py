@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from hotset.compiling import keep_compiled
-from hotset.policies.base import Admit, Ask, Grid, Policy, compiled
+from hotset.policies.base import Admit, EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -24,16 +24,16 @@ class BeladyState(NamedTuple):
 
 
 @compiled
-def observe(state: BeladyState, table: Any, ask: Ask) -> None:
+def observe(state: BeladyState, table: Any, event: EventView) -> None:
     """Look up when these experts will be asked for again."""
     first = state.cursor[0]
-    for i in range(len(ask.experts)):
-        state.next_use[ask.layer, ask.experts[i]] = state.future[first + i]
-    state.cursor[0] = first + len(ask.experts)
+    for i in range(len(event.experts)):
+        state.next_use[event.layer, event.experts[i]] = state.future[first + i]
+    state.cursor[0] = first + len(event.experts)
 
 
 @compiled
-def score(state: BeladyState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: BeladyState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """Minus the next use: the furthest leaves."""
     return -state.next_use[layer, expert]
 

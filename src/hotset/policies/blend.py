@@ -1,4 +1,4 @@
-"""The default: the chance that an expert is used at its layer's next pass, learnt online.
+"""The default: the probability that an expert is used at its layer's next pass, learnt online.
 
 Rates of use at several half-lives, and what usually follows the experts just used, are the features of a logistic
 regression. Its weights are learnt while the model runs, one shared vector plus a correction per layer. LRU (only the
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hotset.errors import PolicyError
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 HALF_LIVES = (1.0, 3.0, 8.0, 24.0, 72.0, 240.0)
@@ -34,7 +34,7 @@ _TABLE_BYTES = 64 << 20  # above this the transition table stays off unless aske
 
 
 class BlendState(NamedTuple):
-    """What is known of each expert, and the weights that turn it into a chance."""
+    """What is known of each expert, and the weights that turn it into a probability."""
 
     value: Grid  # log-odds of use at the next pass; rows padded
     worth: Grid  # the score: the same, with less weight on what will have passed by then
@@ -53,40 +53,40 @@ class BlendState(NamedTuple):
 
 
 @compiled
-def observe(state: BlendState, table: Any, ask: Ask) -> None:
+def observe(state: BlendState, table: Any, event: EventView) -> None:
     """Learn from how well this event was foreseen, then take it in and look ahead to the next."""
     used = state.scratch[0]
     for e in range(len(used)):
         used[e] = 0.0
-    for i in range(len(ask.experts)):
-        used[ask.experts[i]] = ask.counts[i] / ask.tokens if ask.phase == 0 else 1.0
-    if ask.phase == 1:
-        if state.seen[ask.layer] > 0:
-            _learn(state, ask.layer, used)
-        _update_rates(state, ask.layer, used, 1.0)
+    for i in range(len(event.experts)):
+        used[event.experts[i]] = event.counts[i] / event.tokens if event.phase == 0 else 1.0
+    if event.phase == 1:
+        if state.seen[event.layer] > 0:
+            _learn(state, event.layer, used)
+        _update_rates(state, event.layer, used, 1.0)
         if state.follows.shape[0] > 0:
-            _follow(state, ask)
+            _follow(state, event)
     else:
-        _update_rates(state, ask.layer, used, float(ask.tokens))
-        state.previous[ask.layer, 0] = 0
-    _look_ahead(state, ask.layer, _discount(state, table, ask))
+        _update_rates(state, event.layer, used, float(event.tokens))
+        state.previous[event.layer, 0] = 0
+    _predict_next(state, event.layer, _discount(state, table, event))
 
 
 @compiled
-def score(state: BlendState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: BlendState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """The log-odds of use at the layer's next passes."""
     return state.worth[layer, expert]
 
 
 @compiled
-def _discount(state: BlendState, table: Any, ask: Ask) -> Any:
+def _discount(state: BlendState, table: Any, event: EventView) -> Any:
     """How much of the transitions to believe: they speak of the next pass, and a resident stays for many."""
     missing = 0
-    for expert in ask.experts:
-        missing += table.slot_of[ask.layer, expert] < 0
-    if ask.phase == 1:
-        state.churn[ask.layer] += _CHURN_RATE * (missing - state.churn[ask.layer])
-    stay = table.resident[ask.layer] / max(state.churn[ask.layer], _RARE)
+    for expert in event.experts:
+        missing += table.slot_of[event.layer, expert] < 0
+    if event.phase == 1:
+        state.churn[event.layer] += _CHURN_RATE * (missing - state.churn[event.layer])
+    stay = table.resident[event.layer] / max(state.churn[event.layer], _RARE)
     return _SPELL / (_SPELL + stay)
 
 
@@ -151,23 +151,23 @@ def _update_rates(state: BlendState, layer: int, used: Any, tokens: float) -> No
 
 
 @compiled
-def _follow(state: BlendState, ask: Ask) -> None:
+def _follow(state: BlendState, event: EventView) -> None:
     """Count which experts follow which, and remember these for the next pass."""
-    layer, previous = ask.layer, state.previous[ask.layer]
+    layer, previous = event.layer, state.previous[event.layer]
     for i in range(previous[0]):
         before = previous[1 + i]
         state.followed[layer, before] += 1.0
         row = state.follows[layer, before]
-        for j in range(len(ask.experts)):
-            row[ask.experts[j]] += 1.0
-    previous[0] = len(ask.experts)
-    for j in range(len(ask.experts)):
-        previous[1 + j] = ask.experts[j]
+        for j in range(len(event.experts)):
+            row[event.experts[j]] += 1.0
+    previous[0] = len(event.experts)
+    for j in range(len(event.experts)):
+        previous[1 + j] = event.experts[j]
 
 
 @compiled
-def _look_ahead(state: BlendState, layer: int, discount: float) -> None:
-    """Fill the layer's features, chances and scores for its next pass."""
+def _predict_next(state: BlendState, layer: int, discount: float) -> None:
+    """Fill the layer's features, probabilities and scores for its next pass."""
     features, value, worth = state.features[layer], state.value[layer], state.worth[layer]
     bias = state.shared[BIAS] + state.own[layer, BIAS]
     for e in range(len(worth)):
@@ -189,7 +189,7 @@ def _look_ahead(state: BlendState, layer: int, discount: float) -> None:
 
 @compiled
 def _transitions(state: BlendState, layer: int) -> None:
-    """Two views of what follows the experts just used: the mean chance, and the summed lift over the base rate.
+    """Two views of what follows the experts just used: the mean probability, and the summed lift over the base rate.
 
     The lift (p - base) / (p + base) is the hyperbolic tangent of half the log ratio: naive Bayes, bounded.
     """
@@ -207,9 +207,9 @@ def _transitions(state: BlendState, layer: int) -> None:
         scale = 1.0 / (state.followed[layer, before] + _SMOOTH)
         for e in range(len(mean)):
             usual = base[e] + _RARE
-            chance = (row[e] + _SMOOTH * usual) * scale
-            mean[e] += chance
-            lift[e] += (chance - usual) / (chance + usual)
+            probability = (row[e] + _SMOOTH * usual) * scale
+            mean[e] += probability
+            lift[e] += (probability - usual) / (probability + usual)
     for e in range(len(mean)):
         mean[e] = math.sqrt(mean[e] / held)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hotset.errors import PolicyError
-from hotset.policies.base import Ask, Policy, compiled
+from hotset.policies.base import EventView, Policy, compiled
 from hotset.shape import ModelShape
 
 HALF_LIVES = (16.0, 2.0, 4.0, 8.0, 32.0, 64.0, 128.0, 256.0)
@@ -30,36 +30,36 @@ class DecayState(NamedTuple):
 
 
 @compiled
-def observe(state: DecayState, table: Any, ask: Ask) -> None:
+def observe(state: DecayState, table: Any, event: EventView) -> None:
     """Add this event's tokens at today's weight, 2 to the power of now / half-life."""
     choices = len(state.half_life)
     if choices > 1:
         for choice in range(choices):
-            _judge(state, table, ask, choice)
+            _judge(state, table, event, choice)
         _choose(state)
     for choice in range(choices):
-        now = table.passes[ask.layer] / state.half_life[choice]
-        level = state.level[choice, ask.layer]
-        for i in range(len(ask.experts)):
-            expert = ask.experts[i]
+        now = table.passes[event.layer] / state.half_life[choice]
+        level = state.level[choice, event.layer]
+        for i in range(len(event.experts)):
+            expert = event.experts[i]
             kept = 2.0 ** (level[expert] - now)
-            level[expert] = now + math.log2(kept + ask.counts[i])
+            level[expert] = now + math.log2(kept + event.counts[i])
 
 
 @compiled
-def _judge(state: DecayState, table: Any, ask: Ask, choice: int) -> None:
+def _judge(state: DecayState, table: Any, event: EventView, choice: int) -> None:
     """How surprising this event was by the shares of the counts so far; prompts are counted, not foreseen."""
-    layer, level = ask.layer, state.level[choice, ask.layer]
+    layer, level = event.layer, state.level[choice, event.layer]
     now = table.passes[layer] / state.half_life[choice]
     whole = 2.0 ** (state.total[choice, layer] - now)
-    uses, bits = 0, len(ask.experts) * math.log2(whole + _SMOOTH * len(level))
-    for i in range(len(ask.experts)):
-        uses += ask.counts[i]
-        bits -= math.log2(2.0 ** (level[ask.experts[i]] - now) + _SMOOTH)
+    uses, bits = 0, len(event.experts) * math.log2(whole + _SMOOTH * len(level))
+    for i in range(len(event.experts)):
+        uses += event.counts[i]
+        bits -= math.log2(2.0 ** (level[event.experts[i]] - now) + _SMOOTH)
     state.total[choice, layer] = now + math.log2(whole + uses)
-    if ask.phase == 1:
+    if event.phase == 1:
         fresh = 1.0 / (_MEMORY * state.level.shape[1])
-        state.surprise[choice] += fresh * (bits / len(ask.experts) - state.surprise[choice])
+        state.surprise[choice] += fresh * (bits / len(event.experts) - state.surprise[choice])
 
 
 @compiled
@@ -73,7 +73,7 @@ def _choose(state: DecayState) -> None:
 
 
 @compiled
-def score(state: DecayState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: DecayState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """The decayed count on a logarithmic scale, aged by its layer's own time so that layers compare."""
     chosen = state.chosen[0]
     return state.level[chosen, layer, expert] - table.passes[layer] / state.half_life[chosen]

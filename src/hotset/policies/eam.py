@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, Grid, Policy, compiled, compiled_entry
+from hotset.policies.base import EventView, Grid, Policy, compiled, compiled_entry
 from hotset.shape import ModelShape
 
 CAPACITY = 200
@@ -68,16 +68,16 @@ class EamState(NamedTuple):
 
 
 @compiled
-def observe(state: EamState, table: Any, ask: Ask) -> None:
+def observe(state: EamState, table: Any, event: EventView) -> None:
     """Take the event into the running request, then look for past ones like it."""
-    take(state, ask.layer, ask.experts, ask.counts, ask.phase, ask.request)
-    match(state, ask.phase)
+    take(state, event.layer, event.experts, event.counts, event.phase, event.request)
+    match(state, event.phase)
 
 
 @compiled
-def score(state: EamState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: EamState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """The predicted share of the layer's uses; less in deep layers, which leave time to fetch ahead."""
-    return (share(state, ask.phase, layer, expert) + state.eps[0]) * (1.0 - layer / state.running.shape[1])
+    return (share(state, event.phase, layer, expert) + state.eps[0]) * (1.0 - layer / state.running.shape[1])
 
 
 @compiled
@@ -401,7 +401,7 @@ class Eam(Policy):
     eps: float = 1e-8
 
     def check(self) -> None:
-        """Sizes within reason, and an eps that is no chance of its own."""
+        """Sizes within reason, and an eps that is no probability of its own."""
         self.require(1 <= self.capacity <= MAX_CAPACITY, f"capacity must be 1 to {MAX_CAPACITY} requests")
         self.require(1 <= self.nearest <= MAX_NEAREST, f"nearest must be 1 to {MAX_NEAREST} requests")
         self.require(0 < self.eps <= 1, "eps must be more than 0 and at most 1")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
@@ -18,17 +18,17 @@ class LayeredState(NamedTuple):
 
 
 @compiled
-def observe(state: LayeredState, table: Any, ask: Ask) -> None:
+def observe(state: LayeredState, table: Any, event: EventView) -> None:
     """Note the layer's own time."""
-    for expert in ask.experts:
-        state.last[ask.layer, expert] = table.passes[ask.layer]
+    for expert in event.experts:
+        state.last[event.layer, expert] = table.passes[event.layer]
 
 
 @compiled
-def score(state: LayeredState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: LayeredState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """Minus the staleness in passes of its layer, less a fraction for how long its layer's turn is off."""
     layers = len(table.passes)
-    wait = (layer - ask.layer - 1) % layers
+    wait = (layer - event.layer - 1) % layers
     return state.last[layer, expert] - table.passes[layer] - wait / layers
 
 

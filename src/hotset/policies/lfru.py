@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
@@ -19,16 +19,16 @@ class LfruState(NamedTuple):
 
 
 @compiled
-def observe(state: LfruState, table: Any, ask: Ask) -> None:
+def observe(state: LfruState, table: Any, event: EventView) -> None:
     """Count uses and note the layer's own time, which advances by one per forward pass."""
-    now = table.passes[ask.layer]
-    for i in range(len(ask.experts)):
-        state.uses[ask.layer, ask.experts[i]] += ask.counts[i]
-        state.last[ask.layer, ask.experts[i]] = now
+    now = table.passes[event.layer]
+    for i in range(len(event.experts)):
+        state.uses[event.layer, event.experts[i]] += event.counts[i]
+        state.last[event.layer, event.experts[i]] = now
 
 
 @compiled
-def score(state: LfruState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: LfruState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """Uses divided by the age in forward passes, plus one."""
     return state.uses[layer, expert] / (table.passes[layer] - state.last[layer, expert] + 1.0)
 

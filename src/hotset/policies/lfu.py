@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
@@ -19,17 +19,17 @@ class LfuState(NamedTuple):
 
 
 @compiled
-def observe(state: LfuState, table: Any, ask: Ask) -> None:
+def observe(state: LfuState, table: Any, event: EventView) -> None:
     """Count the tokens that used each expert."""
-    for i in range(len(ask.experts)):
-        expert = ask.experts[i]
-        if not state.history[0] and table.slot_of[ask.layer, expert] < 0:
-            state.uses[ask.layer, expert] = 0.0
-        state.uses[ask.layer, expert] += ask.counts[i]
+    for i in range(len(event.experts)):
+        expert = event.experts[i]
+        if not state.history[0] and table.slot_of[event.layer, expert] < 0:
+            state.uses[event.layer, expert] = 0.0
+        state.uses[event.layer, expert] += event.counts[i]
 
 
 @compiled
-def score(state: LfuState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: LfuState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """The number of uses; the slot table breaks ties by recency."""
     return state.uses[layer, expert]
 

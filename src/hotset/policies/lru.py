@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
@@ -18,14 +18,14 @@ class LruState(NamedTuple):
 
 
 @compiled
-def observe(state: LruState, table: Any, ask: Ask) -> None:
+def observe(state: LruState, table: Any, event: EventView) -> None:
     """Note the time of use."""
-    for expert in ask.experts:
-        state.last[ask.layer, expert] = ask.tick
+    for expert in event.experts:
+        state.last[event.layer, expert] = event.tick
 
 
 @compiled
-def score(state: LruState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: LruState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """The time of last use."""
     return state.last[layer, expert]
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 _ABOVE = 2.0**52  # lifts the protected segment above every probationary score
@@ -25,35 +25,35 @@ class SlruState(NamedTuple):
 
 
 @compiled
-def observe(state: SlruState, table: Any, ask: Ask) -> None:
+def observe(state: SlruState, table: Any, event: EventView) -> None:
     """Promote what was hit, put what must be loaded on probation, then bring the protected segment to size."""
-    layer, promoted = ask.layer, 0
-    for i in range(len(ask.experts)):
-        expert = ask.experts[i]
+    layer, promoted = event.layer, 0
+    for i in range(len(event.experts)):
+        expert = event.experts[i]
         hit = table.slot_of[layer, expert] >= 0
         promoted += hit and not state.protected[layer, expert]
         state.protected[layer, expert] = hit
-        state.since[layer, expert] = ask.tick
+        state.since[layer, expert] = event.tick
     if state.options[1]:
-        _count(state, table, ask)
+        _count(state, table, event)
     if promoted:
-        _demote(state, table, ask)
+        _demote(state, table, event)
 
 
 @compiled
-def _count(state: SlruState, table: Any, ask: Ask) -> None:
+def _count(state: SlruState, table: Any, event: EventView) -> None:
     """Add this event's tokens at today's weight, 2 to the power of now / half-life."""
-    now = table.passes[ask.layer] / state.options[2]
-    for i in range(len(ask.experts)):
-        expert = ask.experts[i]
-        kept = 2.0 ** (state.level[ask.layer, expert] - now)
-        state.level[ask.layer, expert] = now + math.log2(kept + ask.counts[i])
+    now = table.passes[event.layer] / state.options[2]
+    for i in range(len(event.experts)):
+        expert = event.experts[i]
+        kept = 2.0 ** (state.level[event.layer, expert] - now)
+        state.level[event.layer, expert] = now + math.log2(kept + event.counts[i])
 
 
 @compiled
-def _demote(state: SlruState, table: Any, ask: Ask) -> None:
+def _demote(state: SlruState, table: Any, event: EventView) -> None:
     """The least recent protected experts go back on probation, to its most recent end."""
-    group = table.group_of[ask.layer]
+    group = table.group_of[event.layer]
     first, last = table.bounds[group], table.bounds[group + 1]
     room = int(state.options[0] * (last - first))
     held = 0
@@ -71,12 +71,12 @@ def _demote(state: SlruState, table: Any, ask: Ask) -> None:
             if since < oldest or (since == oldest and lower):
                 oldest, oldest_layer, oldest_expert = since, layer, expert
         state.protected[oldest_layer, oldest_expert] = False
-        state.since[oldest_layer, oldest_expert] = ask.tick
+        state.since[oldest_layer, oldest_expert] = event.tick
         held -= 1
 
 
 @compiled
-def score(state: SlruState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: SlruState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """Recency within the segment, protected above all; with the hint, uses decide among the probationary."""
     if state.protected[layer, expert]:
         return _ABOVE + state.since[layer, expert]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import Ask, Grid, Policy, compiled
+from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
 
@@ -18,14 +18,14 @@ class StaticState(NamedTuple):
 
 
 @compiled
-def observe(state: StaticState, table: Any, ask: Ask) -> None:
+def observe(state: StaticState, table: Any, event: EventView) -> None:
     """Count on, so that a replay of one workload yields the set for the next."""
-    for i in range(len(ask.experts)):
-        state.counts[ask.layer, ask.experts[i]] += ask.counts[i]
+    for i in range(len(event.experts)):
+        state.counts[event.layer, event.experts[i]] += event.counts[i]
 
 
 @compiled
-def score(state: StaticState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: StaticState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """The given count."""
     return state.counts[layer, expert]
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hotset.errors import PolicyError
-from hotset.policies.base import Ask, Policy, compiled
+from hotset.policies.base import EventView, Policy, compiled
 from hotset.shape import ModelShape
 
 WINDOWS = (64, 16, 32, 128, 256, 512)
@@ -33,31 +33,31 @@ class WindowState(NamedTuple):
 
 
 @compiled
-def observe(state: WindowState, table: Any, ask: Ask) -> None:
+def observe(state: WindowState, table: Any, event: EventView) -> None:
     """Add this pass and drop the oldest ones until each window holds no more than its tokens."""
     windows = len(state.window)
-    if windows > 1 and ask.phase == 1:
+    if windows > 1 and event.phase == 1:
         for choice in range(windows):
-            _judge(state, ask, choice)
+            _judge(state, event, choice)
         _choose(state)
     for choice in range(windows):
-        _make_room(state, ask, choice)
-    _record(state, ask)
+        _make_room(state, event, choice)
+    _record(state, event)
     for choice in range(windows):
-        _add(state, ask.layer, choice, state.newest[ask.layer], 1)
-    state.newest[ask.layer] = (state.newest[ask.layer] + 1) % state.ring.shape[1]
+        _add(state, event.layer, choice, state.newest[event.layer], 1)
+    state.newest[event.layer] = (state.newest[event.layer] + 1) % state.ring.shape[1]
 
 
 @compiled
-def _judge(state: WindowState, ask: Ask, choice: int) -> None:
+def _judge(state: WindowState, event: EventView, choice: int) -> None:
     """How surprising this event was by the shares of the uses in one window."""
-    uses, whole, bits = state.uses[choice, ask.layer], 0.0, 0.0
+    uses, whole, bits = state.uses[choice, event.layer], 0.0, 0.0
     for expert in range(len(uses)):
         whole += uses[expert] + _SMOOTH
-    for i in range(len(ask.experts)):
-        bits -= math.log2((uses[ask.experts[i]] + _SMOOTH) / whole)
+    for i in range(len(event.experts)):
+        bits -= math.log2((uses[event.experts[i]] + _SMOOTH) / whole)
     fresh = 1.0 / (_MEMORY * state.uses.shape[1])
-    state.surprise[choice] += fresh * (bits / len(ask.experts) - state.surprise[choice])
+    state.surprise[choice] += fresh * (bits / len(event.experts) - state.surprise[choice])
 
 
 @compiled
@@ -71,22 +71,22 @@ def _choose(state: WindowState) -> None:
 
 
 @compiled
-def _make_room(state: WindowState, ask: Ask, choice: int) -> None:
+def _make_room(state: WindowState, event: EventView, choice: int) -> None:
     """Let the oldest passes go until the new one fits."""
-    held, window = state.held[choice, ask.layer], state.window[choice]
-    while held[0] > 0 and held[1] + min(ask.tokens, window) > window:
-        _add(state, ask.layer, choice, (state.newest[ask.layer] - held[0]) % state.ring.shape[1], -1)
+    held, window = state.held[choice, event.layer], state.window[choice]
+    while held[0] > 0 and held[1] + min(event.tokens, window) > window:
+        _add(state, event.layer, choice, (state.newest[event.layer] - held[0]) % state.ring.shape[1], -1)
 
 
 @compiled
-def _record(state: WindowState, ask: Ask) -> None:
+def _record(state: WindowState, event: EventView) -> None:
     """Write this pass into the ring."""
-    newest = state.newest[ask.layer]
+    newest = state.newest[event.layer]
     for expert in range(state.ring.shape[2]):
-        state.ring[ask.layer, newest, expert] = 0.0
-    for i in range(len(ask.experts)):
-        state.ring[ask.layer, newest, ask.experts[i]] = ask.counts[i]
-    state.ring_tokens[ask.layer, newest] = ask.tokens
+        state.ring[event.layer, newest, expert] = 0.0
+    for i in range(len(event.experts)):
+        state.ring[event.layer, newest, event.experts[i]] = event.counts[i]
+    state.ring_tokens[event.layer, newest] = event.tokens
 
 
 @compiled
@@ -102,7 +102,7 @@ def _add(state: WindowState, layer: int, choice: int, entry: int, sign: int) -> 
 
 
 @compiled
-def score(state: WindowState, table: Any, ask: Ask, layer: int, expert: int) -> Any:
+def score(state: WindowState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """Uses inside the window, to the nearest thousandth so that sums of shares compare equal."""
     return round(state.uses[state.chosen[0], layer, expert] * 1000.0)
 

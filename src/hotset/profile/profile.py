@@ -78,7 +78,7 @@ class Profile:
             self.matrices.check(self.shape)
 
     def hotness(self) -> Grid:
-        """The chance that a token uses each expert, as far as counts tell: [layers, experts]; decode counts most."""
+        """The probability that a token uses each expert, by the counts: [layers, experts]; decode counts most."""
         decode, prefill = self.uses[Phase.DECODE], self.uses[Phase.PREFILL]
         total = decode + (prefill if not decode.any() else 0.1 * prefill)
         mass = total.sum(axis=1, keepdims=True)

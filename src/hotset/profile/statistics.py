@@ -63,7 +63,7 @@ class Statistics:
     tokens: Counts  # [phases]
     loads: Counts  # [layers, experts]: demand and background together
     loaded_bytes: Counts  # [layers, experts]
-    rate: Grid  # [layers, experts]: decayed chance of use by a token
+    rate: Grid  # [layers, experts]: decayed probability of use by a token
     window: Counts  # [layers, experts]: uses by the last tokens
     age: Counts  # [layers, experts]: tokens of its layer since the last use, or NEVER
     resident: npt.NDArray[np.bool_]

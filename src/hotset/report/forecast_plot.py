@@ -1,4 +1,4 @@
-"""Recall against distance, and what stated chances were worth, as a figure with one row per trace."""
+"""Recall against distance, and what stated probabilities were worth, as a figure with one row per trace."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _draw_recall(axes: Axes, result: Evaluation, style: dict[str, tuple[str, str
 
 
 def _draw_reliability(axes: Axes, result: Evaluation) -> None:
-    """What was stated against what came true; a marker's size is the number of chances, by their logarithm."""
+    """What was stated against what came true; a marker's size is the number of probabilities, by their logarithm."""
     names = [score.forecast for score in result.scores]
     shown = next((name for name in names if name.partition(":")[0] == "best"), names[0])
     axes.plot([0, 100], [0, 100], color=GREY, linewidth=0.8, linestyle=":")
@@ -94,7 +94,7 @@ def _draw_reliability(axes: Axes, result: Evaluation) -> None:
     axes.set_xlim(0, 100)
     axes.set_ylim(0, 100)
     axes.set_title(f"reliability of {printable(shown)}")
-    axes.set_xlabel("chance stated (%)")
+    axes.set_xlabel("probability stated (%)")
     axes.set_ylabel("came true (%)")
     axes.grid(color=PALE, linewidth=0.6)
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")

@@ -1,9 +1,9 @@
 """The compiled loop behind `hotset.sim.prefetch`: events in order, a clock for compute and one for the link.
 
-The functions are templates: they call `observe` and `chances`, which are bound per forecast.
+The functions are templates: they call `observe` and `probabilities`, which are bound per forecast.
 """
 
-# ruff: noqa: F821, SIM110 - observe and chances are bound per forecast; compiled code knows no generators
+# ruff: noqa: F821, SIM110 - observe and probabilities are bound per forecast; compiled code knows no generators
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ NO_PREFETCH, FORECAST, TRUTH = 0, 1, 2
 FREE, DRAINING = -1, -2  # instead of a layer: an empty row, and one whose transfer cannot be stopped
 
 observe: Callable[..., None]
-chances: Callable[..., None]
+probabilities: Callable[..., None]
 
 
 class PrefetchSlots(NamedTuple):
@@ -222,7 +222,7 @@ def predict(
 ) -> None:
     """Fill the probabilities of a layer ahead: the forecast's, or the truth."""
     if mode == FORECAST:
-        chances(state, seen, target, distance, out)
+        probabilities(state, seen, target, distance, out)
         return
     for expert in range(len(out)):
         out[expert] = 0.0

@@ -1,6 +1,6 @@
-"""Judges forecasts on a trace: how many of the experts that were used had been named, and what a chance is worth."""
+"""Judges forecasts on a trace: how many of the experts used had been named, and what a probability is worth."""
 
-# ruff: noqa: F821 - observe and chances are bound per forecast
+# ruff: noqa: F821 - observe and probabilities are bound per forecast
 from __future__ import annotations
 
 import math
@@ -25,7 +25,7 @@ BINS = 10
 """Chances are sorted into so many bins of equal width to see what they are worth."""
 
 _PACE_EVENTS = 4000  # enough to time a forecast
-_LEAST_CHANCE = 1e-6  # a wrong certainty costs this much log-loss, not everything
+_MIN_PROBABILITY = 1e-6  # a wrong certainty costs this much log-loss, not everything
 HITS, HITS_TWICE, USED, PICKED, PICKED_TWICE, LOG_LOSS, BRIER, ASKED, JUDGED = range(9)
 SUMS = 9
 
@@ -33,7 +33,7 @@ PREFETCH_SOURCES = tuple(sorted((Path(__file__).parents[1] / "prefetch").glob("*
 """What of `hotset.prefetch` may end up in the machine code of a loop."""
 
 observe: Callable[..., None]
-chances: Callable[..., None]
+probabilities: Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Score:
     next_pass_recall: float | None
     us_per_event: float
     recall_by_layer: list[float | None]
-    bins: list[tuple[float, float, int]]  # mean chance, share used, number of chances; of all targets
+    bins: list[tuple[float, float, int]]  # mean probability, share used, number of probabilities; of all targets
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _scores(forecast: Forecast, trace: Trace, arrays: EventArrays, distances: Se
 
 
 def _pace(forecast: Forecast, trace: Trace, arrays: EventArrays, wanted: Any, run: Callable[..., None]) -> float:
-    """Microseconds of processor time per event to learn and to fill the chances, judging none; the better of two."""
+    """Microseconds of CPU time per event to learn and to fill the probabilities, judging none; the better of two."""
     shape, events = trace.shape, min(len(arrays.layer), _PACE_EVENTS)
     blank = arrays._replace(judged=np.zeros_like(arrays.judged))
     room = _blank(trace)
@@ -247,7 +247,7 @@ def load_predictions(arrays: EventArrays, event: int, scratch: Any, ranked: Any)
 
 
 def judge(arrays: EventArrays, event: int, top_k: int, out: Any, used: Any, sums: Any, bins: Any) -> None:
-    """Compare the chances of one event with what it used."""
+    """Compare the probabilities of one event with what it used."""
     experts = arrays.expert[arrays.start[event] : arrays.start[event + 1]]
     picked = min(top_k * arrays.tokens[event], len(out))
     twice = min(2 * picked, len(out))
@@ -268,11 +268,11 @@ def judge(arrays: EventArrays, event: int, top_k: int, out: Any, used: Any, sums
 
 
 def weigh(out: Any, used: Any, sums: Any, bins: Any) -> None:
-    """Add up what the chances were worth as chances."""
+    """Add up what the probabilities were worth as probabilities."""
     sums[ASKED] += len(out)
     for e in range(len(out)):
         said = out[e] if used[e] > 0 else 1.0 - out[e]
-        sums[LOG_LOSS] -= math.log(max(said, _LEAST_CHANCE))
+        sums[LOG_LOSS] -= math.log(max(said, _MIN_PROBABILITY))
         sums[BRIER] += (out[e] - used[e]) ** 2
         place = min(int(out[e] * BINS), BINS - 1)
         bins[place, 0] += out[e]
@@ -310,7 +310,7 @@ def loop(
         for d in range(len(wanted)):
             if wanted[d]:
                 target = (seen.layer + d + 1) % layers
-                chances(state, seen, target, d + 1, scratch[0])
+                probabilities(state, seen, target, d + 1, scratch[0])
                 there = arrays.ahead[event, d]
                 if there >= 0 and arrays.judged[there]:
                     judge(arrays, there, top_k, scratch[0], scratch[1], sums[d, target], bins[d])

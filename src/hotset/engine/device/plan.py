@@ -45,15 +45,16 @@ class Outputs(NamedTuple):
 @triton.jit(do_not_specialize=["layer", "staging_row"], do_not_specialize_on_alignment=["index"])
 def plan_event(
     index, layer, table, state, out, row_of, staging_row, stop,
-    look: tl.constexpr, judge: tl.constexpr, variant: tl.constexpr, admit: tl.constexpr, layers: tl.constexpr,
-    experts: tl.constexpr, lanes: tl.constexpr, pairs: tl.constexpr, width: tl.constexpr, ring: tl.constexpr,
+    load_state: tl.constexpr, observe_and_score: tl.constexpr, variant: tl.constexpr, admit: tl.constexpr,
+    layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr, pairs: tl.constexpr, width: tl.constexpr,
+    ring: tl.constexpr,
 ):  # fmt: skip
     """Serve one event of one layer; run by one program."""
     tl.atomic_add(stop, 1, sem="relaxed")  # what is still being guessed for this event ends
     expert = tl.arange(0, lanes)
     inside = expert < experts
     asked = _read_event(index, layer, out, layers, experts, pairs, width, ring)
-    found = look(state, layer, experts, lanes)
+    found = load_state(state, layer, experts, lanes)
     slot_of = tl.load(table.slot_of + layer * experts + expert, mask=inside, other=-1)
     last = tl.load(table.last + layer * experts + expert, mask=inside, other=0)
     score_floor = tl.load(table.score_floor + layer * experts + expert, mask=inside, other=0.0)
@@ -73,7 +74,7 @@ def plan_event(
     num_used, num_missing = both & 0xFFFF, both >> 16
     tick += (num_used > 0).to(tl.int64)  # an event of sentinels alone is none
     passes += (num_used > 0).to(tl.int64)
-    score = judge(
+    score = observe_and_score(
         state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
         experts, lanes, variant,
     )  # fmt: skip
@@ -225,8 +226,8 @@ class Plan:
         # One warp needs no barriers to add up, as long as it can hold the pairs by the experts in its registers.
         self.num_warps = max(policy.least_warps, min(lanes * width // 1024, 8))
         self._constants = {
-            "look": policy.look,
-            "judge": policy.judge,
+            "load_state": policy.load_state,
+            "observe_and_score": policy.observe_and_score,
             "variant": policy.variant(controller.policy, table.state),
             "admit": int(controller.policy.admission),
             "layers": shape.layers,

@@ -40,7 +40,7 @@ class ForecastPredictor:
         self.state = forecast.start(shape)
         self._steps = steps_of(type(forecast))
         self._slot_of = np.full((shape.layers, shape.experts), -1, np.int32) if slot_of is None else slot_of
-        self._chances = np.zeros(shape.experts)
+        self._probabilities = np.zeros(shape.experts)
         self._picked = np.zeros(min(2 * shape.top_k, shape.experts), np.int64)
         self._none = np.full((1, 1), -1, np.int16)
 
@@ -102,7 +102,14 @@ class ForecastPredictor:
         self, seen: Seen, target: int, distance: int, most: int, is_near: IsNear
     ) -> list[tuple[float, ExpertKey]]:
         count = self._steps.pick(
-            self.state, *seen, target, distance, self._slot_of[target], MIN_PROBABILITY, self._chances, self._picked
+            self.state,
+            *seen,
+            target,
+            distance,
+            self._slot_of[target],
+            MIN_PROBABILITY,
+            self._probabilities,
+            self._picked,
         )
         found: list[tuple[float, ExpertKey]] = []
         for expert in self._picked[:count].tolist():
@@ -110,7 +117,7 @@ class ForecastPredictor:
             if len(found) == most:
                 break
             if not is_near(key):
-                found.append((float(self._chances[expert]), key))
+                found.append((float(self._probabilities[expert]), key))
         return found
 
 

@@ -118,13 +118,13 @@ def _attend(
         scores = tl.where(shown, scores + bias, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing shown yet: keep inf - inf away
-        chances = tl.exp(scores - base[:, None])
+        probabilities = tl.exp(scores - base[:, None])
         fade = tl.exp(top - base)
-        total = total * fade + tl.sum(chances, axis=1)
+        total = total * fade + tl.sum(probabilities, axis=1)
         if use_dot:
-            sums = sums * fade[:, None] + tl.dot(chances.to(tile_v.dtype), tile_v, input_precision="ieee")
+            sums = sums * fade[:, None] + tl.dot(probabilities.to(tile_v.dtype), tile_v, input_precision="ieee")
         else:
-            sums = sums * fade[:, None] + tl.sum(tl.trans(chances) * tile_v.to(tl.float32), axis=0)[None, :]
+            sums = sums * fade[:, None] + tl.sum(tl.trans(probabilities) * tile_v.to(tl.float32), axis=0)[None, :]
         top = new_top
 
     used = total != 0.0  # true of NaN, too: it must come out

@@ -75,12 +75,12 @@ def drive(
     *,
     auto: bool = True,
     distances: int = 1,
-    least_chance: float = MIN_PROBABILITY,
+    min_probability: float = MIN_PROBABILITY,
 ) -> Outcome:
     """Replay with prefetch over the link, by the rules of a CPU, and count the second half."""
 
     plan = plan_prefetch(Driver.CPU, mix.fit.shape, rows=room.ahead, trial=auto)
-    plan = replace(plan, layers_ahead=distances, min_probability=least_chance)
+    plan = replace(plan, layers_ahead=distances, min_probability=min_probability)
 
     def run(trace: Trace) -> PrefetchResult:
         return simulate_prefetch(trace, controller(trace.shape, policy, room.cached), link, forecast, plan)

@@ -32,7 +32,7 @@ class Setting:
     share: float = SHARE
     slots: int | None = None
     distances: int = 1
-    least_chance: float = MIN_PROBABILITY
+    min_probability: float = MIN_PROBABILITY
     prior: int | None = None
 
 
@@ -56,7 +56,9 @@ def knobs(trace: Trace) -> list[Knob]:
         Knob("prior weight", PRIOR_TOKENS, {n: replace(base, prior=n) for n in (0, 16, 64, 256, 1024)}),
         Knob("slots for guesses", slots, {n: replace(base, slots=n) for n in rooms}),
         Knob("distance", 1, {n: replace(base, distances=n) for n in (1, 2, 3) if n <= trace.shape.layers}),
-        Knob("guess threshold", MIN_PROBABILITY, {p: replace(base, least_chance=p) for p in (0.1, 0.2, 0.3, 0.5, 0.7)}),
+        Knob(
+            "guess threshold", MIN_PROBABILITY, {p: replace(base, min_probability=p) for p in (0.1, 0.2, 0.3, 0.5, 0.7)}
+        ),
         Knob("collection capacity", CAPACITY, {n: eam(f"capacity={n}") for n in (1, 10, 50, CAPACITY)}),
         Knob("matching depth", 1, {n: eam(f"nearest={n}") for n in (1, 2, 4, 8)}),
     ]
@@ -75,7 +77,7 @@ def plan(traces: Mapping[str, Trace]) -> Plan:
         "prior weight is judged from an empty cache whose policy was taught a profile of the first half; the other "
         "knobs after the first half was replayed",
         "more slots for guesses leave fewer that cache: memory is the same, except where cache size itself is turned",
-        "the guess threshold is the least chance at which an expert is sent for",
+        "the guess threshold is the least probability at which an expert is sent for",
         "guesses are sent in every pass: where auto decides the other way, that would drown what a setting does",
     ]
     return Plan([*(mix.words() for mix in found), LINK_WORDS], jobs, notes)
@@ -110,7 +112,7 @@ def run(mix: Mix, setting: Setting) -> Outcome:
     if setting.prior is None:
         return drive(
             mix, setting.policy, setting.forecast, room,
-            auto=False, distances=setting.distances, least_chance=setting.least_chance,
+            auto=False, distances=setting.distances, min_probability=setting.min_probability,
         )  # fmt: skip
     profile = profile_of(mix.fit, Fingerprint(UNKNOWN, ""))
     caches = [controller(mix.test.shape, setting.policy, room.cached) for _ in range(2)]

@@ -2,11 +2,11 @@
 
 A file defines two Triton functions, and `DEVICE`, which says how the host calls them:
 
-    look(state, layer, experts, lanes)
+    load_state(state, layer, experts, lanes)
         loads what is known of a layer, before it is known what the event asks for: memory is slow to answer
-    judge(state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
+    observe_and_score(state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
           experts, lanes, variant)
-        learns from the event and returns what each expert is worth, a vector; `found` is what look returned
+        learns from the event and returns what each expert is worth, a vector; `found` is what load_state returned
 
 `used`, `counts` and `slot_of` are vectors over the layer's experts, padded to `lanes`, a power of two. An event that
 uses nobody must change nothing. Threads do not run in step, and some load what others store: a barrier stands between
@@ -38,9 +38,9 @@ def _one(policy: Policy, state: Any) -> int:  # noqa: ARG001 - for policies of o
 class DevicePolicy(NamedTuple):
     """How the host calls the functions of one policy."""
 
-    look: Any
-    judge: Any
-    tensors: Callable[[Any], Any] = _as_it_is  # the named tuple of tensors that judge takes as its state
+    load_state: Any
+    observe_and_score: Any
+    tensors: Callable[[Any], Any] = _as_it_is  # the named tuple of tensors that observe_and_score takes as its state
     variant: Callable[[Policy, Any], int] = _one  # compiled separately
     refuses: Callable[[Policy], str | None] = _nothing  # the reason why these options do not run here
     least_warps: int = 1

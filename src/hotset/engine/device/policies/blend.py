@@ -52,7 +52,7 @@ class BlendTensors(NamedTuple):
 
 
 @triton.jit
-def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+def load_state(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
     """What is known of the layer's experts, the weights, and who was used by the pass before."""
     padded: tl.constexpr = (experts + _LANES - 1) // _LANES * _LANES
     expert, rate = tl.arange(0, lanes), tl.arange(0, _RATE_ROWS)
@@ -61,11 +61,11 @@ def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
     inside = (rate[:, None] < _RATES) & (expert[None, :] < padded)
     rates = tl.load(state.rates + place, mask=inside, other=0.0)
     known = tl.load(state.seen + layer), tl.load(state.churn + layer), value, rates, tl.load(state.fresh + rate)
-    return known, _look_at_weights(state, layer), _look_at_previous(state, layer, experts, lanes)
+    return known, _load_weights(state, layer), _load_previous(state, layer, experts, lanes)
 
 
 @triton.jit
-def _look_at_weights(state, layer):
+def _load_weights(state, layer):
     """The shared weights and their energies, then the layer's own."""
     feature = tl.arange(0, _ROWS)
     there, own = feature < _FEATURES, layer * _FEATURES + feature
@@ -76,7 +76,7 @@ def _look_at_weights(state, layer):
 
 
 @triton.jit
-def _look_at_previous(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+def _load_previous(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
     """How many experts the pass before used, the first of them, and how often each expert was followed."""
     expert, row = tl.arange(0, lanes), tl.arange(0, _ROWS)
     previous = state.previous + layer * (experts + 1)
@@ -86,7 +86,7 @@ def _look_at_previous(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
 
 
 @triton.jit
-def judge(
+def observe_and_score(
     state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
     experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +123,7 @@ def judge(
     tl.debug_barrier()
     stay = resident.to(tl.float64) / tl.where(churn > _RARE, churn, _RARE)
     discount = tl.full((1,), _SPELL, tl.float64) / (stay + _SPELL)
-    return _look_ahead(state, layer, mean, lift, discount, live, padded, lanes)
+    return _predict_next(state, layer, mean, lift, discount, live, padded, lanes)
 
 
 @triton.jit
@@ -172,7 +172,7 @@ def _follow(state, found, layer, used, num_used, experts: tl.constexpr, padded: 
 
 @triton.jit
 def _transitions(state, layer, held, experts: tl.constexpr, padded: tl.constexpr, lanes: tl.constexpr):
-    """Two views of what follows the experts just used: the mean chance, and the summed lift over the base rate."""
+    """Two views of what follows the experts just used: the mean probability, and the summed lift over the base rate."""
     expert = tl.arange(0, lanes)
     inside = expert < padded
     previous = state.previous + layer * (experts + 1)
@@ -187,9 +187,9 @@ def _transitions(state, layer, held, experts: tl.constexpr, padded: tl.constexpr
             before = tl.load(previous + 1 + start + ahead, mask=there, other=0)
             row = tl.load(table + before * padded + expert, mask=inside & there, other=0.0).to(tl.float64)
             scale = 1.0 / (tl.load(state.followed + layer * experts + before) + _SMOOTH)
-            chance = (row + usual * _SMOOTH) * scale
-            mean = tl.where(there, mean + chance, mean)
-            lift = tl.where(there, lift + (chance - usual) / (chance + usual), lift)
+            probability = (row + usual * _SMOOTH) * scale
+            mean = tl.where(there, mean + probability, mean)
+            lift = tl.where(there, lift + (probability - usual) / (probability + usual), lift)
         start += _AT_A_TIME
     return tl.sqrt(mean / tl.maximum(held, 1).to(tl.float64)), lift
 
@@ -228,8 +228,8 @@ def _add_lanes(sums):
 
 
 @triton.jit
-def _look_ahead(state, layer, mean, lift, discount, live, padded: tl.constexpr, lanes: tl.constexpr):
-    """Fill the layer's chances and scores for its next pass; returns the scores."""
+def _predict_next(state, layer, mean, lift, discount, live, padded: tl.constexpr, lanes: tl.constexpr):
+    """Fill the layer's probabilities and scores for its next pass; returns the scores."""
     expert = tl.arange(0, lanes)
     inside = expert < padded
     features = state.features + layer * _FEATURES * padded + expert
@@ -262,4 +262,4 @@ def _variant(policy: Any, state: Any) -> int:
     return int(state.follows.shape[0] > 0)
 
 
-DEVICE = DevicePolicy(look, judge, tensors=_tensors, variant=_variant, least_warps=4)
+DEVICE = DevicePolicy(load_state, observe_and_score, tensors=_tensors, variant=_variant, least_warps=4)

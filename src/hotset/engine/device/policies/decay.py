@@ -13,7 +13,7 @@ from hotset.engine.device.policies import DevicePolicy
 
 
 @triton.jit
-def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+def load_state(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
     """The decayed count of each expert, and the half-life."""
     expert = tl.arange(0, lanes)
     level = tl.load(state.level + layer * experts + expert, mask=expert < experts, other=0.0)
@@ -21,7 +21,7 @@ def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
 
 
 @triton.jit
-def judge(
+def observe_and_score(
     state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
     experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
 ):  # fmt: skip
@@ -47,4 +47,4 @@ def _refuses(policy: Any) -> str | None:
     return None
 
 
-DEVICE = DevicePolicy(look, judge, refuses=_refuses)
+DEVICE = DevicePolicy(load_state, observe_and_score, refuses=_refuses)

@@ -11,7 +11,7 @@ from hotset.engine.device.policies import DevicePolicy
 
 
 @triton.jit
-def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+def load_state(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
     """The uses of each expert, and the layer's time of the last one."""
     expert = tl.arange(0, lanes)
     place = layer * experts + expert
@@ -21,7 +21,7 @@ def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
 
 
 @triton.jit
-def judge(
+def observe_and_score(
     state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
     experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
 ):  # fmt: skip
@@ -37,4 +37,4 @@ def judge(
     return uses / (now - last + 1.0)
 
 
-DEVICE = DevicePolicy(look, judge)
+DEVICE = DevicePolicy(load_state, observe_and_score)

@@ -13,14 +13,14 @@ from hotset.engine.device.policies import DevicePolicy
 
 
 @triton.jit
-def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+def load_state(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
     """How often each expert was used."""
     expert = tl.arange(0, lanes)
     return tl.load(state.uses + layer * experts + expert, mask=expert < experts, other=0.0)
 
 
 @triton.jit
-def judge(
+def observe_and_score(
     state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
     experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
 ):  # fmt: skip
@@ -39,4 +39,4 @@ def _variant(policy: Any, state: Any) -> int:
     return int(policy.history)
 
 
-DEVICE = DevicePolicy(look, judge, variant=_variant)
+DEVICE = DevicePolicy(load_state, observe_and_score, variant=_variant)

@@ -11,14 +11,14 @@ from hotset.engine.device.policies import DevicePolicy
 
 
 @triton.jit
-def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+def load_state(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
     """When each expert was last used."""
     expert = tl.arange(0, lanes)
     return tl.load(state.last + layer * experts + expert, mask=expert < experts, other=0.0)
 
 
 @triton.jit
-def judge(
+def observe_and_score(
     state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
     experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
 ):  # fmt: skip
@@ -30,4 +30,4 @@ def judge(
     return last
 
 
-DEVICE = DevicePolicy(look, judge)
+DEVICE = DevicePolicy(load_state, observe_and_score)

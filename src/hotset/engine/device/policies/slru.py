@@ -17,7 +17,7 @@ _ABOVE = tl.constexpr(host._ABOVE)
 
 
 @triton.jit
-def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
+def load_state(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
     """Since when each expert is in its segment, whether that is the protected one, and the decayed uses."""
     expert = tl.arange(0, lanes)
     place, inside = layer * experts + expert, expert < experts
@@ -28,7 +28,7 @@ def look(state, layer, experts: tl.constexpr, lanes: tl.constexpr):
 
 
 @triton.jit
-def judge(
+def observe_and_score(
     state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
     experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
 ):  # fmt: skip
@@ -76,4 +76,4 @@ def _variant(policy: Any, state: Any) -> int:
     return int(policy.hint)
 
 
-DEVICE = DevicePolicy(look, judge, variant=_variant)
+DEVICE = DevicePolicy(load_state, observe_and_score, variant=_variant)
