@@ -73,27 +73,27 @@ class Trial:
         ahead = prefetch_rows_for(shape, by_device=True) if guess else 0  # the cache gives them up
         plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, ahead=ahead)
         controller = Controller(plan, policies.parse(bench.policy))
-        maths = [site.math for site in bench.sites]
+        specs = [moe_layer.spec for moe_layer in bench.moe_layers]
         self.engine = gpu_engine(
-            controller, bench.catalog, maths, device, bench.host.controller.plan, bench.host.controller.policy,
+            controller, bench.catalog, specs, device, bench.host.controller.plan, bench.host.controller.policy,
             tier=bench.host, pinned=True,
             by_device=True, predict=self._predict if guess else None,
         )  # fmt: skip
         if share == 1.0:
             self._fill()
-        self.handle = connect_engine(bench.model, bench.sites, self.engine)
+        self.handle = connect_engine(bench.model, bench.moe_layers, self.engine)
         graphs = DecodeGraphs(
             bench.model, self.engine.device_decode, self.handle.tracker, self.handle.static_caches, demanded=True
         )
         self.undo = graphs.install()
         self.decoder = StaticDecoder(bench.model, trace)
         if guess:
-            gates = self.handle.find_gates()
-            assert gates is not None  # noqa: S101 - both shapes have plain routers
-            self.forced = ForcedGuesses(gates, trace, self.decoder.routing, RIGHT)
+            routers = self.handle.find_routers()
+            assert routers is not None  # noqa: S101 - both shapes have plain routers
+            self.forced = ForcedGuesses(routers, trace, self.decoder.routing, RIGHT)
             payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
             self.engine.offload.prefetcher.predictor = ForecastPredictor(
-                parse_forecast("gate"), shape, gate=gates.guess, payoff=payoff, slot_of=controller.table.slot_of
+                parse_forecast("gate"), shape, gate=routers.predict, payoff=payoff, slot_of=controller.table.slot_of
             )
 
     def _predict(self, layer: int, hidden: torch.Tensor, targets: int) -> list[torch.Tensor]:
@@ -158,7 +158,7 @@ def link_of(bench: Bench) -> float:
     """The best of several measurements: a floor must not be too high."""
     trial = SlotPlan(bench.shape, bench.shape.total_experts // 8)
     engine = gpu_engine(
-        Controller(trial, policies.parse("lru")), bench.catalog, [site.math for site in bench.sites],
+        Controller(trial, policies.parse("lru")), bench.catalog, [moe_layer.spec for moe_layer in bench.moe_layers],
         torch.device("cuda", 0), bench.host.controller.plan, bench.host.controller.policy, tier=bench.host, pinned=True,
     )  # fmt: skip
     return max(bench.link_gb_per_s(engine) for _ in range(5))

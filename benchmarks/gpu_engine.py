@@ -28,9 +28,9 @@ from hotset.engine.tiers import RamTier
 from hotset.models.attach import layout_of
 from hotset.models.budget import default_staging, shape_of
 from hotset.models.connect import connect_engine
-from hotset.models.lean import remember_shapes
-from hotset.models.shell import strip
-from hotset.models.sites import find_sites
+from hotset.models.deferred import remember_shapes
+from hotset.models.find_layers import find_moe_layers
+from hotset.models.placeholders import install_placeholders
 from hotset.store import Catalog, LayerSource
 from hotset.trace import Trace
 from hotset.trace.synth import SynthConfig, synthesise
@@ -99,12 +99,14 @@ class Bench:
     def __init__(self, shape: Shape, policy: str) -> None:
         self.policy = policy
         self.model = empty_model(shape)
-        self.sites = find_sites(self.model)
-        remember_shapes(self.model, {name for site in self.sites for name in site.parameters()})
-        layers = [LayerSource(layout_of(self.model, site), [()] * site.experts) for site in self.sites]
+        self.moe_layers = find_moe_layers(self.model)
+        remember_shapes(self.model, {name for moe_layer in self.moe_layers for name in moe_layer.parameters()})
+        layers = [
+            LayerSource(layout_of(self.model, moe_layer), [()] * moe_layer.experts) for moe_layer in self.moe_layers
+        ]
         self.catalog = Catalog((), tuple(layers))
-        self.shape = shape_of(self.sites, self.catalog)
-        strip(self.model, self.sites)
+        self.shape = shape_of(self.moe_layers, self.catalog)
+        install_placeholders(self.model, self.moe_layers)
         materialise(self.model, DEVICE)
         plan, policy = SlotPlan(self.shape, self.shape.total_experts), policies.parse("lru")
         self.host = RamTier(self.catalog, plan, policy, Guard(SlotCache(Controller(plan, policy))))
@@ -123,7 +125,7 @@ class Bench:
         slots = max(int(share * self.shape.total_experts), 1)
         plan = SlotPlan(self.shape, slots, staging=default_staging(self.shape, on_gpu=True))
         engine = gpu_engine(
-            Controller(plan, policies.parse(self.policy)), self.catalog, [site.math for site in self.sites],
+            Controller(plan, policies.parse(self.policy)), self.catalog, [each.spec for each in self.moe_layers],
             torch.device(DEVICE, 0), self.host.controller.plan, self.host.controller.policy, tier=self.host,
             pinned=True,
         )  # fmt: skip
@@ -148,7 +150,7 @@ class Bench:
     def row(self, share: float, trace: Trace) -> dict[str, Any]:
         """The figures of one size."""
         engine = self.engine(share)
-        handle = connect_engine(self.model, self.sites, engine)
+        handle = connect_engine(self.model, self.moe_layers, engine)
         forced = ForcedRouting(self.model, trace, DEVICE)
         decoder = Decoder(self.model, DEVICE)
         decoder.step(WARM if share < 1 else 20)

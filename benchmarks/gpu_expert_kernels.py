@@ -61,7 +61,7 @@ def clamped_gate(both: torch.Tensor) -> torch.Tensor:
     return (up + 1) * (gate * torch.sigmoid(gate * ALPHA))
 
 
-def math_of(shape: Shape) -> tuple[ExpertSpec, SlotLayout]:
+def spec_of(shape: Shape) -> tuple[ExpertSpec, SlotLayout]:
     """What an expert of this shape computes, and how it lies in a slot."""
     h, i = shape.width, shape.inner
     if not shape.like_gpt_oss:
@@ -108,7 +108,7 @@ class Bench:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self.math, self.layout = math_of(shape)
+        self.spec, self.layout = spec_of(shape)
         slot_bytes = round_up(self.layout.used_bytes, PAGE_BYTES)
         self.arena = Arena.on_device(ARENA_BYTES // slot_bytes, slot_bytes, DEVICE)
         self.arena.memory.view(torch.bfloat16).normal_(std=0.02)
@@ -126,7 +126,7 @@ class Bench:
     def row(self, tokens: int, peak: float) -> dict[str, Any]:
         """The figures of one number of tokens."""
         shape = self.shape
-        kernels = TritonExperts(self.arena, self.layout, self.math, top_k=shape.top_k)
+        kernels = TritonExperts(self.arena, self.layout, self.spec, top_k=shape.top_k)
         began = time.perf_counter()
         kernels.warm_up(tokens)
         tuning_s = time.perf_counter() - began
@@ -169,7 +169,7 @@ class Bench:
     def torch_us(self, x: torch.Tensor, rows: list[torch.Tensor], weights: torch.Tensor) -> float:
         """The same in torch: weights gathered for every pair, then batched products."""
         views = {part.name: self.arena.view(part) for part in self.layout.parts}
-        transposed, top_k = self.math.up_transposed, self.shape.top_k
+        transposed, top_k = self.spec.up_transposed, self.shape.top_k
         given = x.repeat_interleave(top_k, dim=0).unsqueeze(1)
 
         def product(left: torch.Tensor, name: str, which: torch.Tensor) -> torch.Tensor:
@@ -179,7 +179,7 @@ class Bench:
 
         def work() -> None:
             for one in rows:
-                raw = product(self.math.activation(product(given, "up", one)), "down", one)
+                raw = product(self.spec.activation(product(given, "up", one)), "down", one)
                 (raw.squeeze(1) * weights.reshape(-1, 1)).view(len(x), top_k, -1).sum(dim=1).to(x.dtype)
 
         return device_us(work) / CALLS

@@ -91,10 +91,10 @@ def computing(family: str) -> None:
 
     from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 
-    sample = samples.sample_of(*samples.math_of(family), torch.bfloat16)
+    sample = samples.sample_of(*samples.spec_of(family), torch.bfloat16)
     routing = samples.routing_of(sample, tokens=2, top_k=3, sentinels=2)
     rows = routing.rows(sample)
-    kernels = TritonExperts(sample.arena, sample.layout, sample.math, top_k=3, max_tokens=2)
+    kernels = TritonExperts(sample.arena, sample.layout, sample.spec, top_k=3, max_tokens=2)
     whole, parts = torch.empty_like(routing.x), torch.empty_like(routing.x)
     late = (torch.arange(len(rows)) % 2).to(torch.int8).to(rows.device)
     kernels(routing.x, rows, None, routing.weights, whole)

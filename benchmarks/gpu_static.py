@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotset.models.gates import Gates
+from hotset.models.routers import Routers
 from hotset.models.static_caches import static_cache
 from hotset.trace import Trace
 
@@ -51,15 +51,15 @@ class ForcedGuesses:
     """
 
     def __init__(
-        self, gates: Gates, trace: Trace, routing: DeviceRouting, right: Sequence[float], seed: int = 0
+        self, routers: Routers, trace: Trace, routing: DeviceRouting, right: Sequence[float], seed: int = 0
     ) -> None:
-        self.gates, self.routing = gates, routing
+        self.routers, self.routing = routers, routing
         scores = _scores(trace.experts.astype(np.int64), trace.shape.experts, right, np.random.default_rng(seed))
         self.scores = torch.from_numpy(scores).to(torch.bfloat16).cuda()
 
     def __call__(self, layer: int, hidden: torch.Tensor, targets: int) -> list[torch.Tensor]:
         """Scores of the next layers' experts, the nearest layer first."""
-        self.gates.scores(layer, hidden, targets)
+        self.routers.scores(layer, hidden, targets)
         return [self.scores[:, layer, distance].index_select(0, self.routing.at) for distance in range(targets)]
 
 

@@ -23,7 +23,7 @@ HERE, RESERVED, NEW = ExpertKey(0, 1), ExpertKey(0, 2), ExpertKey(0, 3)
 OWNER = object()
 
 CHANGES: dict[str, Callable[[Reservations], object]] = {
-    "hold": lambda reservations: reservations.reserve(NEW, OWNER),
+    "reserve": lambda reservations: reservations.reserve(NEW, OWNER),
     "commit": lambda reservations: reservations.commit(RESERVED, reservations.controller.reserved[RESERVED].slot),
     "commit and pin": lambda reservations: reservations.commit(
         RESERVED, reservations.controller.reserved[RESERVED].slot, pin=True

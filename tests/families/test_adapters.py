@@ -20,7 +20,7 @@ import hotset
 from hotset.errors import ModelError
 from hotset.models.adapters import adapters
 from hotset.models.adapters._unsupported import REASONS
-from hotset.models.sites import find_sites
+from hotset.models.find_layers import find_moe_layers
 
 
 class Case(NamedTuple):
@@ -133,10 +133,10 @@ def test_experts_are_left_on_disk_and_nothing_is_said_of_it(case: Case, tmp_path
     finally:
         library.removeHandler(caplog.handler)
     assert caplog.text == ""
-    gone = {name for site in model.hotset.sites for name in site.parameters()}
+    gone = {name for moe_layer in model.hotset.moe_layers for name in moe_layer.parameters()}
     assert {name for name, _ in stock.named_parameters()} - {name for name, _ in model.named_parameters()} == gone
     modules = [module for module in model.modules() if "forward" in vars(module)]
-    assert len(modules) == len(model.hotset.sites)
+    assert len(modules) == len(model.hotset.moe_layers)
     model.hotset.close()
     model.hotset.lift()  # until then the closed layers refuse
     assert not any("forward" in vars(module) for module in modules)
@@ -290,7 +290,7 @@ def vitpose() -> nn.Module:
 @pytest.mark.parametrize(("make", "kind"), [(doge, "DogeCDMoE"), (vitpose, "VitPoseBackboneMoeMLP")])
 def test_experts_of_another_kind_are_refused_by_name(make: Any, kind: str) -> None:
     with pytest.raises(ModelError, match=f"cannot run {kind}") as refused:
-        find_sites(make())
+        find_moe_layers(make())
     assert REASONS[kind] in str(refused.value)
 
 
@@ -311,4 +311,4 @@ def test_a_model_without_experts_is_called_dense() -> None:
         vocab_size=64, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
     with pytest.raises(ModelError, match="dense"):
-        find_sites(transformers.LlamaForCausalLM(config))
+        find_moe_layers(transformers.LlamaForCausalLM(config))

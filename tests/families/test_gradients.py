@@ -231,7 +231,7 @@ def test_what_gradients_cannot_do_is_refused() -> None:
     model = attached("qwen3_moe")
     given = tiny.inputs("qwen3_moe", model)
     wanted = expected("qwen3_moe", torch.float32, "eval")
-    experts = model.hotset.sites[0].module
+    experts = model.hotset.moe_layers[0].module
     hidden, weights = torch.randn(3, experts.hidden_dim, requires_grad=True), torch.rand(3, 2, requires_grad=True)
     out = experts(hidden, torch.tensor([[0, 1], [2, 3], [4, 5]]), weights)
     (first,) = torch.autograd.grad(out.square().sum(), hidden, create_graph=True)

@@ -33,7 +33,7 @@ from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.errors import HotsetError, ModelError  # noqa: E402
 from hotset.models.budget import shape_of  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
-from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
+from hotset.models.deferred import DeferredExperts, load_without_experts  # noqa: E402
 from hotset.models.packing import pack  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("_rows8")
@@ -151,26 +151,28 @@ class FewAtOnce(GroupedKernels):
 def test_the_host_drives_a_device(encoded: Path, expected: Any, kernels: Any, kind: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    lean = LeanLoad(keep=lambda *_: False, device_kind=kind)  # a GPU's variant is made on arrival
-    with lean_loading(lean):
+    deferred = DeferredExperts(keep=lambda *_: False, device_kind=kind)  # a GPU's variant is made on arrival
+    with load_without_experts(deferred):
         model = AutoModelForCausalLM.from_pretrained(encoded, dtype=torch.float32)
-    assert lean.sites is not None
-    assert lean.catalog is not None
-    assert (lean.catalog.layers[0].decode is None) == (kind == "cpu")
-    shape = shape_of(lean.sites, lean.catalog)
+    assert deferred.moe_layers is not None
+    assert deferred.catalog is not None
+    assert (deferred.catalog.layers[0].decode is None) == (kind == "cpu")
+    shape = shape_of(deferred.moe_layers, deferred.catalog)
     controller = Controller(SlotPlan(shape, 9, Scope.LAYER, 3), policies.parse("lru"))
-    specs = [site.math for site in lean.sites]
+    specs = [moe_layer.spec for moe_layer in deferred.moe_layers]
 
     def make(arena: Any, layout: Any, spec: Any, top_k: int) -> Any:
         return kernels(arena, layout, spec)
 
     host = SlotPlan(shape, 16, staging=8)
-    engine = gpu_engine(controller, lean.catalog, specs, torch.device("cpu"), host, policies.parse("lru"), kernels=make)
+    engine = gpu_engine(
+        controller, deferred.catalog, specs, torch.device("cpu"), host, policies.parse("lru"), kernels=make
+    )
     assert engine.offload is not None
     assert engine.offload.tier is not None
     poison(engine.offload.arena)
     poison(engine.offload.tier.arena)
-    connect_engine(model, lean.sites, engine)
+    connect_engine(model, deferred.moe_layers, engine)
     assert torch.allclose(logits(model), expected, atol=1e-4)
     model.hotset.close()
 

@@ -18,7 +18,7 @@ from hotset.engine.arena import Arena, poison
 from hotset.engine.batch import ExpertBatch
 from hotset.engine.kernels.cpu import RowExperts
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.sites import find_sites
+from hotset.models.find_layers import find_moe_layers
 from hotset.store import Part, SlotLayout
 from hotset.store.layout import PAGE_BYTES, round_up
 
@@ -32,7 +32,7 @@ class Sample:
 
     arena: Arena
     layout: SlotLayout
-    math: ExpertSpec
+    spec: ExpertSpec
     experts: int
     width: int
     dtype: torch.dtype
@@ -56,13 +56,13 @@ class Routing:
         return torch.where(flat < sample.experts, sample.slot(flat), -1).to(torch.int32).to(DEVICE)
 
 
-def math_of(family: str, **changes: Any) -> tuple[ExpertSpec, dict[str, tuple[int, ...]]]:
+def spec_of(family: str, **changes: Any) -> tuple[ExpertSpec, dict[str, tuple[int, ...]]]:
     """What an expert of a family computes, and the shapes of its tensors."""
-    site = find_sites(tiny.make(family, **changes))[-1]
-    return site.math, {part.name: part.shape for part in site.parts}
+    moe_layer = find_moe_layers(tiny.make(family, **changes))[-1]
+    return moe_layer.spec, {part.name: part.shape for part in moe_layer.parts}
 
 
-def sample_of(math: ExpertSpec, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, experts: int = 8) -> Sample:
+def sample_of(spec: ExpertSpec, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, experts: int = 8) -> Sample:
     """Random experts of these shapes."""
     name = str(dtype).removeprefix("torch.")
     layout = SlotLayout.of([Part(key, shape, name) for key, shape in shapes.items()])
@@ -73,8 +73,8 @@ def sample_of(math: ExpertSpec, shapes: dict[str, tuple[int, ...]], dtype: torch
         spread = 1.5 / part.shape[-1] ** 0.5 if len(part.shape) > 1 else 0.5
         values = torch.randn((experts, *part.shape), generator=random) * spread
         arena.view(part)[::2] = values.to(dtype).to(DEVICE)
-    up = layout.part(math.up)
-    return Sample(arena, layout, math, experts, up.shape[0 if math.up_transposed else -1], dtype)
+    up = layout.part(spec.up)
+    return Sample(arena, layout, spec, experts, up.shape[0 if spec.up_transposed else -1], dtype)
 
 
 def routing_of(sample: Sample, tokens: int, top_k: int, *, sentinels: int = 0, exact: bool = True) -> Routing:
@@ -96,6 +96,6 @@ def expected(sample: Sample, routing: Routing) -> Tensor:
     pairs, ends = event.places(None)
     places = torch.from_numpy(np.ascontiguousarray(pairs)).to(DEVICE)
     slots = [sample.slot(int(expert)) for expert in event.experts]
-    experts = RowExperts(sample.arena, sample.layout, sample.math)
+    experts = RowExperts(sample.arena, sample.layout, sample.spec)
     event.scatter(places, experts(event.rows(places), slots, ends))
     return event.combine()

@@ -542,7 +542,7 @@ def call_a_layer(model: Any) -> Any:
     """One MoE layer, called outside of any step."""
     hidden, index = torch.randn(1, model.config.hidden_size, device=DEVICE), torch.tensor([[0, 1]], device=DEVICE)
     with torch.no_grad():
-        return model.hotset.sites[0].module(hidden, index, torch.ones(1, TOP_K, device=DEVICE))
+        return model.hotset.moe_layers[0].module(hidden, index, torch.ones(1, TOP_K, device=DEVICE))
 
 
 def test_another_thread_is_not_served_by_a_step_that_is_being_captured(

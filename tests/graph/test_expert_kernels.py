@@ -63,7 +63,7 @@ def _rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kernels_of(sample: samples.Sample, top_k: int, choices: Any = WIDE, **options: Any) -> TritonExperts:
-    kernels = TritonExperts(sample.arena, sample.layout, sample.math, top_k=top_k, choices=choices, **options)
+    kernels = TritonExperts(sample.arena, sample.layout, sample.spec, top_k=top_k, choices=choices, **options)
     kernels.scratch.hidden.fill_(math.nan)
     kernels.scratch.raw.fill_(math.nan)
     return kernels
@@ -88,7 +88,7 @@ def assert_same(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_compute_what_the_host_driven_path_computes(family: str, dtype: Any) -> None:
-    sample = samples.sample_of(*samples.math_of(family), dtype)
+    sample = samples.sample_of(*samples.spec_of(family), dtype)
     routing = samples.routing_of(sample, tokens=3, top_k=4)
     assert_same(compute(kernels_of(sample, 4), sample, routing), samples.expected(sample, routing))
 
@@ -99,13 +99,13 @@ def test_families_compute_what_the_host_driven_path_computes(family: str, dtype:
     + [("gpt_oss", 1, 8), ("gpt_oss", 3, 1), ("gpt_oss", 8, 4)],
 )
 def test_any_number_of_tokens_and_experts(family: str, tokens: int, top_k: int) -> None:
-    sample = samples.sample_of(*samples.math_of(family), torch.bfloat16)
+    sample = samples.sample_of(*samples.spec_of(family), torch.bfloat16)
     routing = samples.routing_of(sample, tokens, top_k)
     assert_same(compute(kernels_of(sample, top_k), sample, routing), samples.expected(sample, routing))
 
 
 def test_more_experts_than_are_multiplied_at_once() -> None:
-    sample = samples.sample_of(*samples.math_of("qwen3_moe"), torch.bfloat16, experts=24)
+    sample = samples.sample_of(*samples.spec_of("qwen3_moe"), torch.bfloat16, experts=24)
     routing = samples.routing_of(sample, tokens=2, top_k=19)
     assert_same(compute(kernels_of(sample, 19), sample, routing), samples.expected(sample, routing))
 
@@ -124,20 +124,20 @@ def test_more_experts_than_are_multiplied_at_once() -> None:
     ],
 )
 def test_blocks_that_are_not_full(family: str, shapes: dict[str, tuple[int, ...]], dtype: Any) -> None:
-    sample = samples.sample_of(samples.math_of(family)[0], shapes, dtype)
+    sample = samples.sample_of(samples.spec_of(family)[0], shapes, dtype)
     routing = samples.routing_of(sample, tokens=2, top_k=3)
     assert_same(compute(kernels_of(sample, 3, NARROW), sample, routing), samples.expected(sample, routing))
 
 
 def test_the_default_choices_and_weights_of_the_same_type() -> None:
-    sample = samples.sample_of(*samples.math_of("mixtral"), torch.bfloat16)
+    sample = samples.sample_of(*samples.spec_of("mixtral"), torch.bfloat16)
     routing = samples.routing_of(sample, tokens=1, top_k=2, exact=False)
     assert_same(compute(kernels_of(sample, 2, None), sample, routing), samples.expected(sample, routing))
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_experts_of_others_count_for_nothing(family: str) -> None:
-    sample = samples.sample_of(*samples.math_of(family), torch.bfloat16)
+    sample = samples.sample_of(*samples.spec_of(family), torch.bfloat16)
     routing = samples.routing_of(sample, tokens=3, top_k=4, sentinels=8)
     routing.index[1] = torch.arange(sample.experts, sample.experts + 4)  # a token without an expert here
     routing.weights[1] = math.nan
@@ -153,7 +153,7 @@ def test_experts_of_others_count_for_nothing(family: str) -> None:
     + [("qwen3_moe", torch.bfloat16, 0.0), ("qwen3_moe", torch.bfloat16, 1.0)],
 )
 def test_two_phases_give_the_same_bits_as_one(family: str, dtype: Any, share: float) -> None:
-    sample = samples.sample_of(*samples.math_of(family), dtype)
+    sample = samples.sample_of(*samples.spec_of(family), dtype)
     routing = samples.routing_of(sample, tokens=2, top_k=4, sentinels=2)
     rows, memory = routing.rows(sample), sample.arena.memory.view(sample.arena.slots, -1)
     whole, there = compute(kernels_of(sample, 4, NARROW), sample, routing), memory.clone()
@@ -172,8 +172,8 @@ def test_two_phases_give_the_same_bits_as_one(family: str, dtype: Any, share: fl
 
 
 def test_layers_can_share_what_passes_between_launches() -> None:
-    sample = samples.sample_of(*samples.math_of("olmoe"), torch.bfloat16)
-    scratch = Scratch.of(sample.math, sample.layout, 8, samples.DEVICE)
+    sample = samples.sample_of(*samples.spec_of("olmoe"), torch.bfloat16)
+    scratch = Scratch.of(sample.spec, sample.layout, 8, samples.DEVICE)
     routing = samples.routing_of(sample, tokens=2, top_k=4)
     kernels = kernels_of(sample, 4, scratch=scratch, max_tokens=2)
     assert kernels.scratch is scratch
@@ -182,7 +182,7 @@ def test_layers_can_share_what_passes_between_launches() -> None:
 
 
 def test_more_tokens_than_there_is_room_for_are_refused() -> None:
-    sample = samples.sample_of(*samples.math_of("olmoe"), torch.bfloat16)
+    sample = samples.sample_of(*samples.spec_of("olmoe"), torch.bfloat16)
     with pytest.raises(ValueError, match="up to 2 tokens"):
         compute(kernels_of(sample, 4, max_tokens=2), sample, samples.routing_of(sample, tokens=3, top_k=4))
 
@@ -192,8 +192,8 @@ def batch_of(sample: samples.Sample, routing: samples.Routing) -> ExpertBatch:
 
 
 def host_driven(sample: samples.Sample, top_k: int) -> FewTokenKernels:
-    many = GroupedKernels(sample.arena, sample.layout, sample.math)
-    found = with_triton(sample.arena, sample.layout, sample.math, top_k, many)
+    many = GroupedKernels(sample.arena, sample.layout, sample.spec)
+    found = with_triton(sample.arena, sample.layout, sample.spec, top_k, many)
     assert isinstance(found, FewTokenKernels)
     found.kernels._choices = dict.fromkeys(tuning.BUCKETS, NARROW)
     return found
@@ -202,7 +202,7 @@ def host_driven(sample: samples.Sample, top_k: int) -> FewTokenKernels:
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_host_computes_in_any_number_of_parts_to_the_same_bits(family: str, dtype: Any) -> None:
-    sample = samples.sample_of(*samples.math_of(family), dtype)
+    sample = samples.sample_of(*samples.spec_of(family), dtype)
     routing = samples.routing_of(sample, tokens=3, top_k=4, sentinels=2)
     routing.index[1] = torch.arange(sample.experts, sample.experts + 4)  # a token without an expert here
     whole = compute(kernels_of(sample, 4, NARROW), sample, routing)
@@ -218,13 +218,13 @@ def test_the_host_computes_in_any_number_of_parts_to_the_same_bits(family: str, 
 
 
 def test_more_pairs_than_few_and_unknown_experts_are_computed_otherwise() -> None:
-    sample = samples.sample_of(*samples.math_of("qwen3_moe"), torch.float32)
+    sample = samples.sample_of(*samples.spec_of("qwen3_moe"), torch.float32)
     routing = samples.routing_of(sample, tokens=17, top_k=4)
     kernels, batch = host_driven(sample, 4), batch_of(sample, routing)
     assert not kernels.few(batch)
     kernels.run(batch, batch.experts, sample.slot(batch.experts))
     assert torch.equal(batch.combine(), samples.expected(sample, routing))
-    odd = ExpertSpec(sample.math.up, sample.math.down, torch.tanh)
+    odd = ExpertSpec(sample.spec.up, sample.spec.down, torch.tanh)
     assert with_triton(sample.arena, sample.layout, odd, 4, kernels.many) is kernels.many
 
 
@@ -232,8 +232,8 @@ def test_more_pairs_than_few_and_unknown_experts_are_computed_otherwise() -> Non
 def exact_sample(activation: Activation, *, transposed: bool) -> samples.Sample:
     columns = 2 * 24 if activation.gated else 24
     up, down = ((32, columns), (24, 32)) if transposed else ((columns, 32), (32, 24))
-    math_ = ExpertSpec("up", "down", activation, "bias", None, transposed, transposed)
-    sample = samples.sample_of(math_, {"up": up, "down": down, "bias": (columns,)}, torch.bfloat16)
+    spec = ExpertSpec("up", "down", activation, "bias", None, transposed, transposed)
+    sample = samples.sample_of(spec, {"up": up, "down": down, "bias": (columns,)}, torch.bfloat16)
     for part in sample.layout.parts:
         values = sample.arena.view(part)[::2]
         values.copy_((values.float() * 16).round() / 8)
@@ -283,7 +283,7 @@ def test_the_kind_is_found_by_running_the_gate(
 ) -> None:
     if family not in samples.tiny.families():
         pytest.skip("this transformers does not have it")
-    found = activation_of(samples.math_of(family, **changes)[0])
+    found = activation_of(samples.spec_of(family, **changes)[0])
     assert found is not None
     assert (found.kind, found.interleaved) == (kind, interleaved)
 
@@ -398,7 +398,7 @@ def test_candidates_are_powers_of_two_that_fit(kernel: str, transposed: bool, gr
 
 
 def test_warming_up_leaves_a_choice(measured: list[Choice]) -> None:
-    sample = samples.sample_of(*samples.math_of("qwen3_moe"), torch.bfloat16)
+    sample = samples.sample_of(*samples.spec_of("qwen3_moe"), torch.bfloat16)
     kernels = kernels_of(sample, 2, None)
     kernels.warm_up(1)
     assert set(kernels._choices) == {1}
@@ -406,7 +406,7 @@ def test_warming_up_leaves_a_choice(measured: list[Choice]) -> None:
 
 @pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
 def test_a_captured_call_serves_new_input_without_allocating() -> None:
-    sample = samples.sample_of(*samples.math_of("qwen3_moe"), torch.bfloat16)
+    sample = samples.sample_of(*samples.spec_of("qwen3_moe"), torch.bfloat16)
     kernels = kernels_of(sample, 4, None)
     first, second = (samples.routing_of(sample, tokens, 4) for tokens in (3, 3))
     second.x.neg_()

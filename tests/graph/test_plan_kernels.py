@@ -252,7 +252,7 @@ def test_what_does_not_fit_is_refused():
     table = DeviceTable.upload(host, DEVICE)
     with pytest.raises(HotsetError, match="129 pairs"):
         Plan(host, table, 129, torch.zeros(15, dtype=torch.int32), 15)
-    Reservations(host).hold(ExpertKey(0, 1))
+    Reservations(host).reserve(ExpertKey(0, 1))
     for way in (lambda: DeviceTable.upload(host, DEVICE), lambda: table.refresh(host)):
         with pytest.raises(HotsetError, match="on their way"):
             way()

@@ -56,7 +56,7 @@ def _no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_rows8(sample: samples.Sample, kind: str = "cpu") -> samples.Sample:
     """The same experts with their two matrices in the tests' format, the rest as it is."""
-    spec, layout = sample.math, sample.layout
+    spec, layout = sample.spec, sample.layout
     dtype = str(sample.dtype).removeprefix("torch.")
     parts: list[Part] = []
     matrices = []
@@ -91,22 +91,22 @@ def in_rows8(sample: samples.Sample, kind: str = "cpu") -> samples.Sample:
     ("family", "kind"), [("qwen3_moe", "cpu"), ("qwen3_moe", "cuda"), ("gpt_oss", "cpu"), ("nemotron_h", "cuda")]
 )
 def test_the_kernels_of_the_device_compute_from_parts(family: str, kind: str) -> None:
-    dense = samples.sample_of(*samples.math_of(family), torch.float32)
+    dense = samples.sample_of(*samples.spec_of(family), torch.float32)
     packed = in_rows8(dense, kind)
     assert packed.arena.slot_bytes <= dense.arena.slot_bytes
     routing = samples.routing_of(packed, tokens=2, top_k=3)
-    kernels, out = TritonExperts(packed.arena, packed.layout, packed.math, top_k=3), torch.empty_like(routing.x)
+    kernels, out = TritonExperts(packed.arena, packed.layout, packed.spec, top_k=3), torch.empty_like(routing.x)
     kernels(routing.x, routing.rows(packed), None, routing.weights, out)
     expected = samples.expected(dense, routing)
     assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def test_the_kernels_of_the_host_compute_from_parts() -> None:
-    dense = samples.sample_of(*samples.math_of("qwen3_moe"), torch.float32)
+    dense = samples.sample_of(*samples.spec_of("qwen3_moe"), torch.float32)
     packed = in_rows8(dense)
     routing = samples.routing_of(packed, tokens=2, top_k=3)
-    many = GroupedKernels(packed.arena, packed.layout, packed.math)
-    for kernels in (many, with_triton(packed.arena, packed.layout, packed.math, 3, many)):
+    many = GroupedKernels(packed.arena, packed.layout, packed.spec)
+    for kernels in (many, with_triton(packed.arena, packed.layout, packed.spec, 3, many)):
         batch = ExpertBatch(routing.x, routing.index.to(routing.x.device), routing.weights, packed.experts)
         for part in (batch.experts[:2], batch.experts[2:]):
             kernels.run(batch, part, packed.slot(part))
@@ -116,12 +116,12 @@ def test_the_kernels_of_the_host_compute_from_parts() -> None:
 
 @pytest.mark.skipif(not CUDA, reason="the interpreter rounds to bfloat16 otherwise")
 def test_tiles_are_rounded_as_decoded_matrices_are() -> None:
-    dense = samples.sample_of(*samples.math_of("qwen3_moe"), torch.bfloat16)
+    dense = samples.sample_of(*samples.spec_of("qwen3_moe"), torch.bfloat16)
     packed = in_rows8(dense)
     routing = samples.routing_of(packed, tokens=1, top_k=3)
     results = []
     for sample in (dense, packed):
-        kernels, out = TritonExperts(sample.arena, sample.layout, sample.math, top_k=3), torch.empty_like(routing.x)
+        kernels, out = TritonExperts(sample.arena, sample.layout, sample.spec, top_k=3), torch.empty_like(routing.x)
         kernels(routing.x, routing.rows(sample), None, routing.weights, out)
         results.append(out.float())
     assert (results[0] - results[1]).abs().max() <= 2.0**-6 * results[0].abs().max()
@@ -129,12 +129,12 @@ def test_tiles_are_rounded_as_decoded_matrices_are() -> None:
 
 def test_a_format_without_a_tile_loader_is_computed_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rows8, "tile", lambda _: None)
-    packed = in_rows8(samples.sample_of(*samples.math_of("qwen3_moe"), torch.float32))
-    reason = TritonExperts.supports(packed.math, packed.layout)
+    packed = in_rows8(samples.sample_of(*samples.spec_of("qwen3_moe"), torch.float32))
+    reason = TritonExperts.supports(packed.spec, packed.layout)
     assert reason is not None
     assert "rows8" in reason
-    many = GroupedKernels(packed.arena, packed.layout, packed.math)
-    assert with_triton(packed.arena, packed.layout, packed.math, 3, many) is many
+    many = GroupedKernels(packed.arena, packed.layout, packed.spec)
+    assert with_triton(packed.arena, packed.layout, packed.spec, 3, many) is many
 
 
 def test_a_model_in_the_format_is_driven_by_the_device(tmp_path: Path) -> None:

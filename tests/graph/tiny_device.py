@@ -22,8 +22,8 @@ from hotset.engine.kernels import tuning
 from hotset.models.budget import shape_of
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
-from hotset.models.gates import Gates
-from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.routers import Routers
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
@@ -98,19 +98,19 @@ def load(
     """The model with its experts under a budget, all memory poisoned before anything is read."""
     from transformers import AutoModelForCausalLM
 
-    lean = LeanLoad(keep=lambda *_: False)
-    with lean_loading(lean):
+    deferred = DeferredExperts(keep=lambda *_: False)
+    with load_without_experts(deferred):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE)
-    assert lean.sites is not None
-    assert lean.catalog is not None
-    shape = shape_of(lean.sites, lean.catalog)
+    assert deferred.moe_layers is not None
+    assert deferred.catalog is not None
+    shape = shape_of(deferred.moe_layers, deferred.catalog)
     host = SlotPlan(shape, shape.total_experts)
     controller = Controller(SlotPlan(shape, slots, Scope.LAYER, staging, ahead), policies.parse(policy))
-    maths = [site.math for site in lean.sites]
-    gates = Gates.of(model, lean.sites) if ahead else None
-    predict = None if gates is None else gates.scores
+    specs = [moe_layer.spec for moe_layer in deferred.moe_layers]
+    routers = Routers.of(model, deferred.moe_layers) if ahead else None
+    predict = None if routers is None else routers.scores
     engine = gpu_engine(
-        controller, lean.catalog, maths, DEVICE, host, policies.parse("lru"),
+        controller, deferred.catalog, specs, DEVICE, host, policies.parse("lru"),
         by_device=True, pinned=not CUDA, predict=predict,
     )  # fmt: skip
     decode, offload = engine.device_decode, engine.offload
@@ -119,13 +119,13 @@ def load(
     assert offload.tier is not None
     poison(offload.arena)
     poison(offload.tier.arena)
-    handle = connect_engine(model, lean.sites, engine)
+    handle = connect_engine(model, deferred.moe_layers, engine)
     assert decode.steps.can_prefetch == (ahead > 1)
     if install:
         decode.filler.start()
         assert decode.filler.wait(60)
         caches = handle.static_caches
-        model.graphs = DecodeGraphs(model, decode, handle.tracker, caches, warn=handle.remark, demanded=demanded)
+        model.graphs = DecodeGraphs(model, decode, handle.tracker, caches, warn=handle.warn, demanded=demanded)
         handle.on_close(model.graphs.install())
     return model
 

@@ -54,7 +54,7 @@ def test_a_closed_model_refuses_every_call(make: Any, name: str, dtype: Any, tmp
     model = make(name, tmp_path / "model" if make is loaded else tmp_path, dtype)
     given = tiny.inputs(name, model)
     tiny.logits(model, given)
-    layer = model.hotset.sites[0].module
+    layer = model.hotset.moe_layers[0].module
     model.hotset.close()
     refuses(lambda: model(**given))
     refuses(lambda: model.forward(**given))
@@ -109,7 +109,7 @@ def test_a_closed_model_whose_experts_fit_goes_on_as_stock(tmp_path: Path) -> No
 def test_a_pass_under_way_when_another_thread_closes_is_refused(tmp_path: Path) -> None:
     model = loaded("qwen3_moe", tmp_path)
     given = tiny.inputs("qwen3_moe", model)
-    first, found = model.hotset.sites[0].module, []
+    first, found = model.hotset.moe_layers[0].module, []
     inside, closed = threading.Event(), threading.Event()
 
     def wait(*_: Any) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import hotset
 from hotset.errors import BudgetError
-from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.deferred import DeferredExperts, load_without_experts
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 import tiny_models as tiny
@@ -104,7 +104,7 @@ def test_a_load_that_is_broken_off_leaves_nothing_behind(error: type[BaseExcepti
         raise error("enough")
 
     before = globals_of_transformers()
-    with tiny.quiet(), pytest.raises(error, match="enough"), lean_loading(LeanLoad(keep=break_off)):
+    with tiny.quiet(), pytest.raises(error, match="enough"), load_without_experts(DeferredExperts(keep=break_off)):
         AutoModelForCausalLM.from_pretrained(saved)
     assert all(now is then for now, then in zip(globals_of_transformers(), before, strict=True))
     with tiny.quiet():

@@ -17,7 +17,7 @@ import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.cli.app import app  # noqa: E402
 from hotset.forecasts import parse  # noqa: E402
-from hotset.models.gates import Gates  # noqa: E402
+from hotset.models.routers import Routers  # noqa: E402
 from hotset.sim.forecasting import evaluate  # noqa: E402
 from hotset.trace import Trace  # noqa: E402
 from hotset.trace.recorder import Recorder  # noqa: E402
@@ -36,15 +36,15 @@ def recorded(memory: str, guesses: int, tokens: int = 12) -> tuple[Any, Trace]:
 @pytest.mark.parametrize("memory", ["25%", "100%"])  # the caching engine, and the stock model with a tap
 def test_guesses_are_what_the_next_routers_say_of_the_same_input(memory: str) -> None:
     inputs: list[tuple[int, Any]] = []
-    plain = Gates.guess
+    plain = Routers.predict
 
-    def spy(self: Gates, layer: int, hidden: Any, distances: int, width: int) -> Any:
+    def spy(self: Routers, layer: int, hidden: Any, distances: int, width: int) -> Any:
         said = plain(self, layer, hidden, distances, width)
         inputs.append((layer, said.cpu().numpy().copy()))
         return said
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Gates, "guess", spy)
+        patch.setattr(Routers, "predict", spy)
         model, trace = recorded(memory, 2)
     assert trace.guesses is not None
     assert trace.guesses.shape == (trace.tokens, 8, 2, 16)
@@ -87,7 +87,7 @@ def test_distances_out_of_reach_are_refused(distances: int) -> None:
 
 def test_a_model_whose_routers_are_hidden_is_refused_in_a_line() -> None:
     model = hotset.load(reference.path(), memory="25%", device="cpu", prefetch="off")
-    model.hotset.find_gates = lambda: None
+    model.hotset.find_routers = lambda: None
     with pytest.raises(hotset.HotsetError, match="routers"):
         model.hotset.trace(guesses=1)
     model.hotset.close()

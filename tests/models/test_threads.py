@@ -22,7 +22,7 @@ from hotset.cache.plan import SlotPlan  # noqa: E402
 from hotset.engine.build import gpu_engine  # noqa: E402
 from hotset.models.budget import shape_of  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
-from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
+from hotset.models.deferred import DeferredExperts, load_without_experts  # noqa: E402
 
 LAYERS, NEW, TIMEOUT_S = 8, 6, 120.0
 PROMPTS = [list(range(first, first + length)) for first, length in ((100, 5), (900, 8), (1700, 9), (2500, 11))]
@@ -48,17 +48,17 @@ def host_driven() -> Any:
     """The engine of a GPU that the host drives, on the processor."""
     from transformers import AutoModelForCausalLM
 
-    lean = LeanLoad(keep=lambda *_: False)
-    with lean_loading(lean):
+    deferred = DeferredExperts(keep=lambda *_: False)
+    with load_without_experts(deferred):
         model = AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
-    assert lean.sites is not None
-    assert lean.catalog is not None
-    shape = shape_of(lean.sites, lean.catalog)
+    assert deferred.moe_layers is not None
+    assert deferred.catalog is not None
+    shape = shape_of(deferred.moe_layers, deferred.catalog)
     host = SlotPlan(shape, 200, staging=8)
     controller = Controller(SlotPlan(shape, 128, staging=4), policies.parse("blend"))
-    maths = [site.math for site in lean.sites]
-    engine = gpu_engine(controller, lean.catalog, maths, torch.device("cpu"), host, policies.parse("lru"))
-    connect_engine(model, lean.sites, engine)
+    specs = [moe_layer.spec for moe_layer in deferred.moe_layers]
+    engine = gpu_engine(controller, deferred.catalog, specs, torch.device("cpu"), host, policies.parse("lru"))
+    connect_engine(model, deferred.moe_layers, engine)
     return model
 
 

@@ -30,7 +30,7 @@ from hotset.engine.host.predictor import IsNear  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.models.budget import shape_of  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
-from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
+from hotset.models.deferred import DeferredExperts, load_without_experts  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
@@ -53,17 +53,17 @@ def greedy(model: Any, tokens: int = 40) -> Any:
 def load_on_cpu(slots: int, staging: int, scope: Scope = Scope.LAYER, ahead: int = 0, predictor: Any = None) -> Any:
     from transformers import AutoModelForCausalLM
 
-    lean = LeanLoad(keep=lambda *_: False)
-    with lean_loading(lean):
+    deferred = DeferredExperts(keep=lambda *_: False)
+    with load_without_experts(deferred):
         model = AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
-    assert lean.sites is not None
-    assert lean.catalog is not None
-    plan = SlotPlan(shape_of(lean.sites, lean.catalog), slots, scope, staging, ahead)
-    controller, specs = Controller(plan, policies.parse("blend")), [site.math for site in lean.sites]
-    engine = cpu_engine(controller, lean.catalog, specs, predictor=predictor)
+    assert deferred.moe_layers is not None
+    assert deferred.catalog is not None
+    plan = SlotPlan(shape_of(deferred.moe_layers, deferred.catalog), slots, scope, staging, ahead)
+    controller, specs = Controller(plan, policies.parse("blend")), [moe_layer.spec for moe_layer in deferred.moe_layers]
+    engine = cpu_engine(controller, deferred.catalog, specs, predictor=predictor)
     assert engine.offload is not None
     poison(engine.offload.arena)
-    connect_engine(model, lean.sites, engine)
+    connect_engine(model, deferred.moe_layers, engine)
     return model
 
 

@@ -19,7 +19,7 @@ from hotset.engine.kernels import gpu_kernels  # noqa: E402
 from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.engine.preload import BackgroundLoader  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
-from hotset.models.lean import LeanLoad, lean_loading  # noqa: E402
+from hotset.models.deferred import DeferredExperts, load_without_experts  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import Readers, ReadTransfer  # noqa: E402
 from hotset.transfer.readers import Load  # noqa: E402
@@ -61,20 +61,20 @@ def load(
 
     from hotset.models.budget import shape_of
 
-    lean = LeanLoad(keep=lambda *_: False)
-    with lean_loading(lean):
+    deferred = DeferredExperts(keep=lambda *_: False)
+    with load_without_experts(deferred):
         model = AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
-    assert lean.sites is not None
-    assert lean.catalog is not None
-    shape = shape_of(lean.sites, lean.catalog)
+    assert deferred.moe_layers is not None
+    assert deferred.catalog is not None
+    shape = shape_of(deferred.moe_layers, deferred.catalog)
     host_staging = 0 if host_slots >= shape.total_experts else 8
     host = SlotPlan(shape, host_slots, staging=host_staging)
     controller = Controller(SlotPlan(shape, slots, scope, staging, ahead), policies.parse("blend"))
-    maths = [site.math for site in lean.sites]
+    specs = [moe_layer.spec for moe_layer in deferred.moe_layers]
     engine = gpu_engine(
         controller,
-        lean.catalog,
-        maths,
+        deferred.catalog,
+        specs,
         torch.device("cpu"),
         host,
         policies.parse("lru"),
@@ -85,7 +85,7 @@ def load(
     assert engine.offload.tier is not None
     poison(engine.offload.arena)
     poison(engine.offload.tier.arena)
-    connect_engine(model, lean.sites, engine)
+    connect_engine(model, deferred.moe_layers, engine)
     return model
 
 

@@ -19,8 +19,8 @@ from hotset.engine.host.forecasting import ForecastPredictor  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.forecasts import names, parse  # noqa: E402
 from hotset.models.budget import least_slots, plan_slots  # noqa: E402
-from hotset.models.gates import Gates  # noqa: E402
-from hotset.models.sites import find_sites  # noqa: E402
+from hotset.models.find_layers import find_moe_layers  # noqa: E402
+from hotset.models.routers import Routers  # noqa: E402
 from hotset.prefetch import MIN_PROBABILITY, Driver, PrefetchTrial, prefetch_rows  # noqa: E402
 from hotset.prefetch.trial import ON  # noqa: E402
 from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402
@@ -255,12 +255,12 @@ def test_recorded_guesses_are_those_that_the_live_gates_would_have_made(stock: A
     assert trace.token_ids is not None
     distances, width = trace.guesses.shape[2:]
     inputs, chosen = routed(stock, torch.from_numpy(trace.token_ids.astype(np.int64))[None])
-    gates = Gates.of(stock, find_sites(stock))
-    assert gates is not None
+    routers = Routers.of(stock, find_moe_layers(stock))
+    assert routers is not None
     own = np.sort(np.stack([chosen[layer] for layer in range(LAYERS)], 1), -1)
     assert np.mean(own == np.sort(trace.experts, -1)) > 0.99  # it was recorded on another machine: that rounds apart
     for layer in range(LAYERS):
-        said = gates.guess(layer, inputs[layer], distances, width).numpy()
+        said = routers.predict(layer, inputs[layer], distances, width).numpy()
         for distance in range(1, distances + 1):
             if layer + distance < LAYERS:
                 recorded = trace.guesses[:, layer + distance, distance - 1]
@@ -273,13 +273,13 @@ def test_recorded_guesses_are_those_that_the_live_gates_would_have_made(stock: A
 def routed(model: Any, ids: Any) -> tuple[dict[int, Any], dict[int, Any]]:
     """What each layer's experts were given in one pass, and who was chosen."""
     inputs, chosen, undo = {}, {}, []
-    for layer, site in enumerate(find_sites(model)):
+    for layer, moe_layer in enumerate(find_moe_layers(model)):
 
-        def forward(hidden: Any, index: Any, weights: Any, layer: int = layer, site: Any = site) -> Any:
+        def forward(hidden: Any, index: Any, weights: Any, layer: int = layer, moe_layer: Any = moe_layer) -> Any:
             inputs[layer], chosen[layer] = hidden.clone(), index.numpy().copy()
-            return site.stock(hidden, index, weights)
+            return moe_layer.stock(hidden, index, weights)
 
-        undo.append(site.install(forward))
+        undo.append(moe_layer.install(forward))
     with torch.no_grad():
         model(ids)
     for back in undo:

@@ -71,7 +71,7 @@ def _model(model: str | None, trust_remote_code: bool) -> tuple[Found | None, di
     """What a model needs; one that does not exist is an error, one that cannot be run a finding."""
     if model is None:
         return None, None
-    from hotset.cli.doctor_model import needs, peek
+    from hotset.cli.doctor_model import inspect_model, needs
     from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
     from hotset.generation.text_model import locate
@@ -80,7 +80,7 @@ def _model(model: str | None, trust_remote_code: bool) -> tuple[Found | None, di
 
     def look() -> Found:
         with quiet_libraries(), translate_errors(place, "load the model", LOADING):
-            return peek(place, trust_remote_code)
+            return inspect_model(place, trust_remote_code)
 
     found = _probe(look)
     return (None, {"model": model} | found) if isinstance(found, dict) else (found, needs(model, found))

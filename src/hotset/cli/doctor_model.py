@@ -19,41 +19,41 @@ class Found:
     host_only: str | None = None  # why a device cannot drive its experts
 
 
-class _Enough(Exception):  # noqa: N818 - not an error: all is known that was asked
+class _InspectedError(Exception):
     pass
 
 
-def peek(place: str, trust_remote_code: bool = False) -> Found:
+def inspect_model(place: str, trust_remote_code: bool = False) -> Found:
     """Begin to load a model, and stop where its experts are known and nothing has been read."""
     from transformers import AutoModelForCausalLM
 
-    from hotset.models.lean import LeanLoad, lean_loading
+    from hotset.models.deferred import DeferredExperts, load_without_experts
     from hotset.models.plausible import refuse_absurd_sizes
 
     found: list[Found] = []
 
-    def stop(model: Any, sites: Any, catalog: Any) -> bool:
-        found.append(_found(model, sites, catalog))
-        raise _Enough
+    def stop(model: Any, moe_layers: Any, catalog: Any) -> bool:
+        found.append(_found(model, moe_layers, catalog))
+        raise _InspectedError
 
     refuse_absurd_sizes(place)
     try:
-        with lean_loading(LeanLoad(keep=stop)):
+        with load_without_experts(DeferredExperts(keep=stop)):
             AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust_remote_code)
-    except _Enough:
+    except _InspectedError:
         return found[0]
     from hotset.errors import ModelError
 
     raise ModelError(f"{place} has no safetensors files: save it once with save_pretrained")
 
 
-def _found(model: Any, sites: Any, catalog: Any) -> Found:
+def _found(model: Any, moe_layers: Any, catalog: Any) -> Found:
     from hotset.models.account import take_account
     from hotset.models.budget import shape_of
     from hotset.models.device import torch_device
     from hotset.options.run import AUTO, CONTEXT_TOKENS
 
-    shape = shape_of(sites, catalog)
+    shape = shape_of(moe_layers, catalog)
     account = take_account(model, torch_device(AUTO), shape.top_k, context=CONTEXT_TOKENS)
     return Found(
         shape,
@@ -61,11 +61,11 @@ def _found(model: Any, sites: Any, catalog: Any) -> Found:
         account.expert_bytes,
         catalog.files,
         model.config.model_type,
-        _host_only(sites, catalog),
+        _host_only(moe_layers, catalog),
     )
 
 
-def _host_only(sites: Any, catalog: Any) -> str | None:
+def _host_only(moe_layers: Any, catalog: Any) -> str | None:
     """What keeps a device from driving these experts by the default policy; nothing where there is none to ask."""
     import torch
 
@@ -76,7 +76,7 @@ def _host_only(sites: Any, catalog: Any) -> str | None:
     from hotset.options import RunOptions
     from hotset.policies import parse
 
-    layers = [(site.math, source.layout) for site, source in zip(sites, catalog.layers, strict=True)]
+    layers = [(moe_layer.spec, source.layout) for moe_layer, source in zip(moe_layers, catalog.layers, strict=True)]
     reasons = DeviceSupport.check(parse(RunOptions().policy), Scope(RunOptions().scope), layers)
     return reasons[0] if reasons else None
 

@@ -38,11 +38,11 @@ def loaded_model(options: RunOptions) -> Iterator[TextModel]:
                 _tell(notes[told:])
 
 
-def _tell(remarks: list[str]) -> int:
-    """Say what the model's handle had to remark; returns how much that was."""
-    for remark in remarks:
-        note(remark)
-    return len(remarks)
+def _tell(notices: list[str]) -> int:
+    """Say what the model's handle had to warn of; returns how much that was."""
+    for line in notices:
+        note(line)
+    return len(notices)
 
 
 def quiet_libraries() -> AbstractContextManager[None]:

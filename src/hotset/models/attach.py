@@ -18,13 +18,13 @@ from hotset.engine.memory import available_memory_bytes
 from hotset.errors import BudgetError, ModelError
 from hotset.models.account import bound_library_caches
 from hotset.models.connect import connect, watch
+from hotset.models.deferred import remember_shapes
+from hotset.models.find_layers import find_moe_layers
 from hotset.models.handle import Handle
-from hotset.models.lean import remember_shapes
+from hotset.models.layers import MoeLayer
 from hotset.models.learning import begin, read_profile
 from hotset.models.memory_plan import MemoryPlanner
-from hotset.models.shell import strip
-from hotset.models.site import Site
-from hotset.models.sites import find_sites
+from hotset.models.placeholders import install_placeholders
 from hotset.options import Place, RunOptions, takes_options
 from hotset.owner import Owner
 from hotset.shape import format_size
@@ -45,25 +45,25 @@ def attach(model: Any, options: RunOptions) -> Any:
     if isinstance(getattr(model, "hotset", None), Handle):
         raise ModelError("hotset is attached to this model already: hotset.detach(model) first")
     options = replace(options, device=str(next(model.parameters()).device))
-    sites = find_sites(model)
+    moe_layers = find_moe_layers(model)
     try:
-        return _attach(model, sites, options)
+        return _attach(model, moe_layers, options)
     except BaseException:
         _forget(model)
         raise
 
 
-def _attach(model: Any, sites: list[Site], options: RunOptions) -> Any:
-    remember_shapes(model, {name for site in sites for name in site.parameters()})
-    layouts = [layout_of(model, site) for site in sites]
+def _attach(model: Any, moe_layers: list[MoeLayer], options: RunOptions) -> Any:
+    remember_shapes(model, {name for moe_layer in moe_layers for name in moe_layer.parameters()})
+    layouts = [layout_of(model, moe_layer) for moe_layer in moe_layers]
     known = read_profile(options)
     bound_library_caches()
     planner = MemoryPlanner(options, loaded=True)
-    if planner(model, sites, _unwritten(sites, layouts)):
-        handle = watch(model, sites, _planned(planner), options)
+    if planner(model, moe_layers, _unwritten(moe_layers, layouts)):
+        handle = watch(model, moe_layers, _planned(planner), options)
     else:
-        handle = _take_out(model, sites, layouts, planner)
-    handle.remark(*planner.notes)
+        handle = _detach_experts(model, moe_layers, layouts, planner)
+    handle.warn(*planner.notes)
     try:
         begin(handle, options, known)
     except BaseException:
@@ -81,8 +81,8 @@ def detach(model: Any) -> Any:
     if handle.engine.offload is not None:
         whole = _gather(model, handle)
         handle.close()
-        for shell in reversed(handle.shells):
-            shell.fill(whole[shell.name])
+        for placeholder in reversed(handle.placeholders):
+            placeholder.fill(whole[placeholder.name])
     handle.close()
     handle.lift()
     _forget(model)
@@ -94,43 +94,47 @@ def _forget(model: Any) -> None:
         model.__dict__.pop(name, None)
 
 
-def layout_of(model: Any, site: Site) -> SlotLayout:
+def layout_of(model: Any, moe_layer: MoeLayer) -> SlotLayout:
     """How an expert of a model in memory lies in a slot."""
     parts = []
-    for part in site.parts:
-        dtype = model._hotset_dtypes[part.takes(0)[0].parameter]
+    for part in moe_layer.parts:
+        dtype = model._hotset_dtypes[part.row_ranges(0)[0].parameter]
         parts.append(Part(part.name, part.shape, str(dtype).removeprefix("torch.")))
     return SlotLayout.of(parts)
 
 
-def blocks_of(model: Any, sites: Sequence[Site], layouts: Sequence[SlotLayout]) -> Iterator[tuple[int, int, Bytes]]:
+def blocks_of(
+    model: Any, moe_layers: Sequence[MoeLayer], layouts: Sequence[SlotLayout]
+) -> Iterator[tuple[int, int, Bytes]]:
     """All experts of a model in memory as the bytes of a slot."""
-    for layer, (site, layout) in enumerate(zip(sites, layouts, strict=True)):
-        for expert in range(site.experts):
+    for layer, (moe_layer, layout) in enumerate(zip(moe_layers, layouts, strict=True)):
+        for expert in range(moe_layer.experts):
             block = np.zeros(layout.used_bytes, np.uint8)
-            for part in site.parts:
+            for part in moe_layer.parts:
                 target, at = layout.part(part.name), 0
-                for take in part.takes(expert):
-                    rows = model.get_parameter(take.parameter).data[take.first : take.last]
+                for row_range in part.row_ranges(expert):
+                    rows = model.get_parameter(row_range.parameter).data[row_range.first : row_range.last]
                     flat = rows.contiguous().cpu().view(-1).view(torch.uint8).numpy()
                     block[target.offset + at : target.offset + at + len(flat)] = flat
                     at += len(flat)
             yield layer, expert, block
 
 
-def _take_out(model: Any, sites: list[Site], layouts: Sequence[SlotLayout], planner: MemoryPlanner) -> Handle:
+def _detach_experts(
+    model: Any, moe_layers: list[MoeLayer], layouts: Sequence[SlotLayout], planner: MemoryPlanner
+) -> Handle:
     folder = Path(tempfile.mkdtemp(prefix="hotset-", dir=planner.options.spill))
     try:
-        layers = tuple(PackLayer(s.name, layout, s.experts) for s, layout in zip(sites, layouts, strict=True))
+        layers = tuple(PackLayer(s.name, layout, s.experts) for s, layout in zip(moe_layers, layouts, strict=True))
         with Packer(folder / "experts", PackPlan(layers), durable=False) as packer:
-            packer.add_all(blocks_of(model, sites, layouts))
+            packer.add_all(blocks_of(model, moe_layers, layouts))
             packer.finish()
-        handle = connect(model, sites, open_packed(folder / "experts"), _planned(planner), planner.options)
+        handle = connect(model, moe_layers, open_packed(folder / "experts"), _planned(planner), planner.options)
     except BaseException:
         remove_folder(folder, Owner())
         raise
     remove = weakref.finalize(handle.engine, remove_folder, folder, Owner())  # at the latest when the process ends
-    handle.shells = strip(model, sites)
+    handle.placeholders = install_placeholders(model, moe_layers)
     handle.on_close(remove)
     return handle
 
@@ -150,29 +154,33 @@ def _gather(model: Any, handle: Handle) -> dict[str, torch.Tensor]:
             f"all experts together need {format_size(needed)} and {format_size(available_memory_bytes())} are available"
         )
     whole = {name: torch.zeros(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
-    for shell in handle.shells:
-        shell.put_rest(whole[shell.name])
+    for placeholder in handle.placeholders:
+        placeholder.put_rest(whole[placeholder.name])
     engine, catalog = handle.engine, handle.engine.offloaded("gather").catalog
-    for layer, site in enumerate(handle.sites):
+    for layer, moe_layer in enumerate(handle.moe_layers):
         layout = catalog.layers[layer].layout
-        for expert in range(site.experts):
-            _scatter(site, expert, layout, engine.fetch(layer, expert), whole)
+        for expert in range(moe_layer.experts):
+            _scatter(moe_layer, expert, layout, engine.fetch(layer, expert), whole)
     return whole
 
 
-def _scatter(site: Site, expert: int, layout: SlotLayout, block: Bytes, whole: dict[str, torch.Tensor]) -> None:
-    for part in site.parts:
+def _scatter(
+    moe_layer: MoeLayer, expert: int, layout: SlotLayout, block: Bytes, whole: dict[str, torch.Tensor]
+) -> None:
+    for part in moe_layer.parts:
         source, at = layout.part(part.name), 0
-        for take in part.takes(expert):
-            rows = whole[take.parameter][take.first : take.last].view(-1).view(torch.uint8).numpy()
+        for row_range in part.row_ranges(expert):
+            rows = whole[row_range.parameter][row_range.first : row_range.last].view(-1).view(torch.uint8).numpy()
             start = source.offset + at
             rows[:] = block[start : start + len(rows)]
             at += len(rows)
 
 
-def _unwritten(sites: Sequence[Site], layouts: Sequence[SlotLayout]) -> Catalog:
+def _unwritten(moe_layers: Sequence[MoeLayer], layouts: Sequence[SlotLayout]) -> Catalog:
     """The catalog of experts that are nowhere yet, for planning."""
-    layers = [LayerSource(layout, [()] * site.experts) for site, layout in zip(sites, layouts, strict=True)]
+    layers = [
+        LayerSource(layout, [()] * moe_layer.experts) for moe_layer, layout in zip(moe_layers, layouts, strict=True)
+    ]
     return Catalog((), tuple(layers))
 
 

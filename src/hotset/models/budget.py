@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError
-from hotset.models.site import Site
+from hotset.models.layers import MoeLayer
 from hotset.options.run import AUTO
 from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import Budget, ModelShape, format_size
@@ -16,12 +16,12 @@ SAFETY = 0.05
 """The share of what is left for experts that `auto` leaves to others and to what no account covers."""
 
 
-def shape_of(sites: Sequence[Site], catalog: Catalog) -> ModelShape:
+def shape_of(moe_layers: Sequence[MoeLayer], catalog: Catalog) -> ModelShape:
     """The model's shape; layers may differ, and the largest counts."""
     return ModelShape(
-        layers=len(sites),
-        experts=max(site.experts for site in sites),
-        top_k=max(site.top_k for site in sites),
+        layers=len(moe_layers),
+        experts=max(moe_layer.experts for moe_layer in moe_layers),
+        top_k=max(moe_layer.top_k for moe_layer in moe_layers),
         expert_bytes=catalog.slot_bytes,
     )
 

@@ -16,8 +16,8 @@ from hotset.errors import ModelError
 from hotset.formats import laid_out, weight_of
 from hotset.models.checkpoint import ParameterSource
 from hotset.models.encoded import EncodedTensor, rows_of
+from hotset.models.layers import LayerPart, MoeLayer, RowRange
 from hotset.models.pieces import Piece, Trials, check_shape, check_shapes
-from hotset.models.site import Site, SitePart, Take
 from hotset.models.targets import (
     EncodedTarget,
     PlainTarget,
@@ -37,33 +37,37 @@ Sources = dict[str, ParameterSource]
 
 
 class CatalogBuilder:
-    """Turns sites and their sources into a catalog for a kind of device."""
+    """Turns MoE layers and their sources into a catalog for a kind of device."""
 
     def __init__(self, model: Any, sources: Sources, kind: str = "cpu") -> None:
         self.model, self.sources, self.kind = model, sources, kind
         self.files: dict[Path, int] = {}
         self._trials = Trials(model, sources)
 
-    def build(self, sites: Sequence[Site]) -> Catalog:
-        """The catalog of all sites."""
-        layers = tuple(self._layer(site) for site in sites)
+    def build(self, moe_layers: Sequence[MoeLayer]) -> Catalog:
+        """The catalog of all MoE layers."""
+        layers = tuple(self._layer(moe_layer) for moe_layer in moe_layers)
         return Catalog(tuple(self.files), layers)
 
-    def _layer(self, site: Site) -> LayerSource:
-        pieces = [[self._pieces(part, expert, site) for part in site.parts] for expert in range(site.experts)]
-        order = sorted(range(len(site.parts)), key=lambda i: self._position(pieces[0][i][0]))
-        parts = [site.parts[i] for i in order]
+    def _layer(self, moe_layer: MoeLayer) -> LayerSource:
+        pieces = [
+            [self._pieces(part, expert, moe_layer) for part in moe_layer.parts] for expert in range(moe_layer.experts)
+        ]
+        order = sorted(range(len(moe_layer.parts)), key=lambda i: self._position(pieces[0][i][0]))
+        parts = [moe_layer.parts[i] for i in order]
         pieces = [[expert[i] for i in order] for expert in pieces]
         check_shapes(pieces)
         by_part = [[expert[i] for expert in pieces] for i in range(len(parts))]
-        layout = self._layout(site, parts, by_part)
+        layout = self._layout(moe_layer, parts, by_part)
         targets = [self._target(layout, part.name) for part in parts]
         if all(t.is_direct(few) for expert in pieces for t, few in zip(targets, expert, strict=True)):
             return LayerSource(layout, [self._straight(targets, expert) for expert in pieces])
         experts = [_packed_segments(self, expert) for expert in pieces]
         return LayerSource(layout, experts, Decoder(targets, pieces))
 
-    def _layout(self, site: Site, parts: Sequence[SitePart], pieces: Sequence[Sequence[list[Piece]]]) -> SlotLayout:
+    def _layout(
+        self, moe_layer: MoeLayer, parts: Sequence[LayerPart], pieces: Sequence[Sequence[list[Piece]]]
+    ) -> SlotLayout:
         """How an expert lies in a slot: plain numbers, and matrices in the variant of their format for the device."""
         laid: list[Part] = []
         matrices: list[Matrix] = []
@@ -72,7 +76,7 @@ class CatalogBuilder:
             if found is None:
                 laid.append(Part(part.name, part.shape, plain_dtype(experts, self._trials)))
                 continue
-            outputs, inputs = part.shape[::-1] if site.math.is_transposed(part.name) else part.shape
+            outputs, inputs = part.shape[::-1] if moe_layer.spec.is_transposed(part.name) else part.shape
             check_encoded(experts, outputs, inputs)
             stacked = [tensor.shape[-2] for tensor in stacked_tensors(experts[0], self._trials)]
             own, matrix = laid_out(part.name, found.on(self.kind, stacked), outputs, inputs)
@@ -85,28 +89,28 @@ class CatalogBuilder:
             return PlainTarget(layout.part(name), self._trials)
         return EncodedTarget(weight_of(layout, name), self._trials)
 
-    def _pieces(self, part: SitePart, expert: int, site: Site) -> list[Piece]:
+    def _pieces(self, part: LayerPart, expert: int, moe_layer: MoeLayer) -> list[Piece]:
         pieces = []
-        for take in part.takes(expert):
-            source = self.sources[take.parameter]
+        for row_range in part.row_ranges(expert):
+            source = self.sources[row_range.parameter]
             if source.converter is None:
                 (key, (tensor, *_)) = next(iter(source.tensors.items()))
                 if not isinstance(tensor, EncodedTensor):
-                    check_shape(tensor, self.model._hotset_shapes[take.parameter], take.parameter)
-                pieces.append(Piece(take, {key: [rows_of(tensor, take.first, take.last)]}))
+                    check_shape(tensor, self.model._hotset_shapes[row_range.parameter], row_range.parameter)
+                pieces.append(Piece(row_range, {key: [rows_of(tensor, row_range.first, row_range.last)]}))
             else:
-                stored = {p: [self._of_expert(t, take, site)] for p, t in source.tensors.items()}
-                pieces.append(Piece(take, stored))
+                stored = {p: [self._of_expert(t, row_range, moe_layer)] for p, t in source.tensors.items()}
+                pieces.append(Piece(row_range, stored))
         return pieces
 
-    def _of_expert(self, tensors: list[StoredTensor], take: Take, site: Site) -> StoredTensor:
-        if len(tensors) == site.experts:
-            return tensors[take.first]
-        if len(tensors) == 1 and tensors[0].shape and tensors[0].shape[0] == site.experts:
-            return rows_of(tensors[0], take.first, take.last)
+    def _of_expert(self, tensors: list[StoredTensor], row_range: RowRange, moe_layer: MoeLayer) -> StoredTensor:
+        if len(tensors) == moe_layer.experts:
+            return tensors[row_range.first]
+        if len(tensors) == 1 and tensors[0].shape and tensors[0].shape[0] == moe_layer.experts:
+            return rows_of(tensors[0], row_range.first, row_range.last)
         raise ModelError(
-            f"{take.parameter} is stored in a way that hotset cannot cut into experts "
-            f"({len(tensors)} tensors for {site.experts} experts): load the model with transformers, save it with "
+            f"{row_range.parameter} is stored in a way that hotset cannot cut into experts "
+            f"({len(tensors)} tensors for {moe_layer.experts} experts): load the model with transformers, save it with "
             "save_pretrained, and use that"
         )
 

@@ -21,15 +21,15 @@ from hotset.forecasts import parse as parse_forecast
 from hotset.models.account import chunk_bytes, free_bytes
 from hotset.models.device import torch_device
 from hotset.models.footprint import Footprint
-from hotset.models.gates import Gates
 from hotset.models.handle import Handle
+from hotset.models.layers import Forward, MoeLayer
 from hotset.models.learning import warm_pin_tokens
 from hotset.models.memory_plan import host_plan
+from hotset.models.notices import Notices
 from hotset.models.patches import refuse_copies, refuse_in_children, refuse_saving, show_handle
 from hotset.models.prompt_chunks import PromptChunks
-from hotset.models.remarks import Remarks
-from hotset.models.site import Forward, Site
-from hotset.models.tap import Tap
+from hotset.models.routers import Routers
+from hotset.models.routing_hook import RoutingHook
 from hotset.models.tracker import StepTracker
 from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF
@@ -38,11 +38,11 @@ from hotset.prefetch import PrefetchTrial
 from hotset.store import Catalog
 
 
-def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, options: RunOptions) -> Handle:
+def connect(model: Any, moe_layers: list[MoeLayer], catalog: Catalog, plan: SlotPlan, options: RunOptions) -> Handle:
     """Serve the experts of a model from slots."""
-    remarks = Remarks()
-    engine = make_engine(model, catalog, sites, plan, options, remarks)
-    handle = connect_engine(model, sites, engine, prompt_chunks(model, engine, options), remarks)
+    notices = Notices()
+    engine = make_engine(model, catalog, moe_layers, plan, options, notices)
+    handle = connect_engine(model, moe_layers, engine, prompt_chunks(model, engine, options), notices)
     try:
         drive_by_device(model, handle, options)
     except BaseException:
@@ -50,46 +50,50 @@ def connect(model: Any, sites: list[Site], catalog: Catalog, plan: SlotPlan, opt
         handle.lift()
         raise
     if engine.kind == "cuda" and engine.offload is not None and not engine.offload.pinned:
-        handle.remark("the system refused to lock the RAM tier's memory, so copies are slower: raise ulimit -l")
+        handle.warn("the system refused to lock the RAM tier's memory, so copies are slower: raise ulimit -l")
     return handle
 
 
 def connect_engine(
     model: Any,
-    sites: list[Site],
+    moe_layers: list[MoeLayer],
     engine: Engine,
     chunks: PromptChunks | None = None,
-    remarks: Remarks | None = None,
+    notices: Notices | None = None,
 ) -> Handle:
     """Send the calls of a model's experts to an engine."""
-    handle = _handle(model, engine, sites, chunks, remarks=remarks)
-    for layer, site in enumerate(sites):
+    handle = _handle(model, engine, moe_layers, chunks, notices=notices)
+    for layer, moe_layer in enumerate(moe_layers):
         handle.on_release(
-            site.install(_forward(engine, handle.tracker, layer, site))
+            moe_layer.install(_forward(engine, handle.tracker, layer, moe_layer))
         )  # a closed engine refuses by itself
     handle.on_release(refuse_in_children(model, engine.guard.owner))
     handle.on_close(refuse_saving(model))
     return handle
 
 
-def watch(model: Any, sites: list[Site], plan: SlotPlan, options: RunOptions) -> Handle:
+def watch(model: Any, moe_layers: list[MoeLayer], plan: SlotPlan, options: RunOptions) -> Handle:
     """Leave a model as it is, and only count its passes and record its routing when asked."""
-    stock = [site.stock for site in sites if site.stock is not None]
+    stock = [moe_layer.stock for moe_layer in moe_layers if moe_layer.stock is not None]
     engine = stock_engine(Controller(plan, parse(options.policy_spec)), stock)
     tracker = StepTracker(engine)
-    tap = Tap(lambda: [site.install(_forward(engine, tracker, layer, site)) for layer, site in enumerate(sites)])
-    return _handle(model, engine, sites, prompt_chunks(model, engine, options), tracker, tap)
+    routing_hook = RoutingHook(
+        lambda: [
+            moe_layer.install(_forward(engine, tracker, layer, moe_layer)) for layer, moe_layer in enumerate(moe_layers)
+        ]
+    )
+    return _handle(model, engine, moe_layers, prompt_chunks(model, engine, options), tracker, routing_hook)
 
 
 def make_engine(
-    model: Any, catalog: Catalog, sites: Sequence[Site], plan: SlotPlan, options: RunOptions, remarks: Remarks
+    model: Any, catalog: Catalog, moe_layers: Sequence[MoeLayer], plan: SlotPlan, options: RunOptions, notices: Notices
 ) -> Engine:
     """The engine for the device."""
     controller = Controller(plan, parse(options.policy_spec))
-    specs = [site.math for site in sites]
-    predictor = make_guesser(model, sites, controller, options) if plan.ahead and options.prefetch != OFF else None
+    specs = [moe_layer.spec for moe_layer in moe_layers]
+    predictor = make_guesser(model, moe_layers, controller, options) if plan.ahead and options.prefetch != OFF else None
     monitor = CacheMonitor(
-        controller, remarks.add, switch=options.switches_policy, warm_pin_tokens=warm_pin_tokens(options)
+        controller, notices.add, switch=options.switches_policy, warm_pin_tokens=warm_pin_tokens(options)
     )
     device = torch_device(options.device)
     if device.type == "cpu":
@@ -105,7 +109,7 @@ def make_engine(
     if device.type == "cuda":
         give_triton_a_folder()
     by_device = options.engine != "host" and device.type == "cuda" and find_spec("triton") is not None
-    gates = Gates.of(model, sites) if by_device and options.prefetch != OFF else None
+    routers = Routers.of(model, moe_layers) if by_device and options.prefetch != OFF else None
     return gpu_engine(
         controller,
         catalog,
@@ -114,7 +118,7 @@ def make_engine(
         host_plan(options, plan),
         parse(options.host_policy),
         by_device=by_device,
-        predict=None if gates is None else gates.scores,
+        predict=None if routers is None else routers.scores,
         threads=options.threads,
         force=options.force,
         predictor=predictor,
@@ -140,24 +144,26 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
             decode,
             handle.tracker,
             handle.static_caches,
-            warn=handle.remark,
+            warn=handle.warn,
             demanded=options.engine == "device",
         )
         handle.on_close(graphs.install())
     elif options.engine == "device":
         raise HotsetError(f"the device cannot drive this model: {reasons[0]}; leave --engine out, or use --engine host")
     else:
-        handle.remark(f"the host drives the GPU, for {reasons[0]}")
+        handle.warn(f"the host drives the GPU, for {reasons[0]}")
 
 
-def make_guesser(model: Any, sites: Sequence[Site], controller: Controller, options: RunOptions) -> ForecastPredictor:
+def make_guesser(
+    model: Any, moe_layers: Sequence[MoeLayer], controller: Controller, options: RunOptions
+) -> ForecastPredictor:
     """Whoever says what to fetch ahead: the forecast named, or the next layers' gates where that pays."""
-    gates = Gates.of(model, sites)
+    routers = Routers.of(model, moe_layers)
     named = options.prefetch != AUTO
-    forecast = parse_forecast(options.prefetch if named else "gate" if gates is not None else "best")
+    forecast = parse_forecast(options.prefetch if named else "gate" if routers is not None else "best")
     shape, most = controller.plan.shape, controller.plan.ahead
     payoff = PrefetchTrial(shape.layers, auto=not named, most=most)
-    gate, slot_of = None if gates is None else gates.guess, controller.table.slot_of
+    gate, slot_of = None if routers is None else routers.predict, controller.table.slot_of
     return ForecastPredictor(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)
 
 
@@ -175,14 +181,14 @@ def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChun
 def _handle(
     model: Any,
     engine: Engine,
-    sites: list[Site],
+    moe_layers: list[MoeLayer],
     chunks: PromptChunks | None,
     tracker: StepTracker | None = None,
-    tap: Tap | None = None,
-    remarks: Remarks | None = None,
+    routing_hook: RoutingHook | None = None,
+    notices: Notices | None = None,
 ) -> Handle:
     tracker = tracker or StepTracker(engine)
-    handle = Handle(model, engine, sites, tracker, tap or Tap(), remarks or Remarks())
+    handle = Handle(model, engine, moe_layers, tracker, routing_hook or RoutingHook(), notices or Notices())
     if chunks is not None:
         handle.on_close(chunks.attach(model))  # before the tracker: to it every chunk is a step of its own
     handle.on_close(tracker.attach(model))
@@ -191,7 +197,7 @@ def _handle(
     return handle
 
 
-def _forward(engine: Engine, tracker: StepTracker, layer: int, site: Site) -> Forward:
+def _forward(engine: Engine, tracker: StepTracker, layer: int, moe_layer: MoeLayer) -> Forward:
     def serve(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         step = tracker.current()
         return step.driver.serve(step, layer, hidden, index, weights)
@@ -200,8 +206,8 @@ def _forward(engine: Engine, tracker: StepTracker, layer: int, site: Site) -> Fo
         engine.check_usable()
         if engine.offload is None:
             return serve(hidden, index, weights)
-        refuse_dropout(site.module)
-        return differentiable(engine.offload.driver, layer, site.module, serve, (hidden, index, weights))
+        refuse_dropout(moe_layer.module)
+        return differentiable(engine.offload.driver, layer, moe_layer.module, serve, (hidden, index, weights))
 
     uncompiled: Forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     return uncompiled

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 
 from hotset.errors import ModelError
-from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.layers import MoeLayer
 from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import dequantising
-from hotset.models.site import Site
 from hotset.profile import Fingerprint
 
 _MOST_BYTES = 1 << 22
 
 
-def fingerprint_of(model: Any, sites: Sequence[Site]) -> Fingerprint:
+def fingerprint_of(model: Any, moe_layers: Sequence[MoeLayer]) -> Fingerprint:
     """The fingerprint of a loaded model; the same in every dtype that keeps a bfloat16 number."""
     architecture = (getattr(model.config, "architectures", None) or [type(model).__name__])[0]
     digest = hashlib.blake2b(digest_size=16)
-    for site in {0: sites[0], 1: sites[len(sites) // 2], 2: sites[-1]}.values():
-        for name, tensor in _routers(model, site):
+    for moe_layer in {0: moe_layers[0], 1: moe_layers[len(moe_layers) // 2], 2: moe_layers[-1]}.values():
+        for name, tensor in _routers(model, moe_layer):
             plain = tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
             digest.update(f"{name.rpartition('.')[2]} {tuple(tensor.shape)}\n".encode())
             digest.update(plain.tobytes()[:_MOST_BYTES])
@@ -37,26 +37,26 @@ def fingerprint_of_folder(path: str | Path, *, trust_remote_code: bool = False) 
     """The fingerprint of a checkpoint; its experts are not read."""
     from transformers import AutoModelForCausalLM
 
-    lean = LeanLoad(keep=lambda *_: False)
+    deferred = DeferredExperts(keep=lambda *_: False)
     check_if_packed(Path(path))
     refuse_absurd_sizes(str(path))
     options = {"dtype": "auto", "trust_remote_code": trust_remote_code}
     with refusing_own_code(str(path)):
         extra, _ = dequantising(str(path), options)
-        with lean_loading(lean):
+        with load_without_experts(deferred):
             model = AutoModelForCausalLM.from_pretrained(str(path), **(options | extra))
-    if not lean.sites:
+    if not deferred.moe_layers:
         raise ModelError(f"{path} was not loaded from safetensors files: save it once with save_pretrained")
-    return fingerprint_of(model, lean.sites)
+    return fingerprint_of(model, deferred.moe_layers)
 
 
-def _routers(model: Any, site: Site) -> list[tuple[str, torch.Tensor]]:
+def _routers(model: Any, moe_layer: MoeLayer) -> list[tuple[str, torch.Tensor]]:
     """The small tensors beside a layer's experts that have a row or a column for each of them; else all small ones."""
-    experts = set(site.parameters())
-    parent = site.name.rpartition(".")[0]
+    experts = set(moe_layer.parameters())
+    parent = moe_layer.name.rpartition(".")[0]
     beside = [
         (name, parameter)
         for name, parameter in model.get_submodule(parent).named_parameters()
         if (f"{parent}.{name}" if parent else name) not in experts and not parameter.is_meta
     ]
-    return [(name, tensor) for name, tensor in beside if site.experts in tensor.shape] or beside
+    return [(name, tensor) for name, tensor in beside if moe_layer.experts in tensor.shape] or beside

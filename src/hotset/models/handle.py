@@ -17,16 +17,16 @@ from hotset.errors import ClosedError, HotsetError
 from hotset.forecasts import MAX_DISTANCE
 from hotset.models.cache_report import CacheReport
 from hotset.models.fingerprint import fingerprint_of
-from hotset.models.gates import Gates
-from hotset.models.keeping import Keeper
+from hotset.models.layers import MoeLayer
 from hotset.models.learning import hottest_share
+from hotset.models.notices import Notices
 from hotset.models.patches import Patches, refuse_calls
+from hotset.models.placeholders import Placeholder
+from hotset.models.profile_writer import ProfileWriter
 from hotset.models.recording import Gate, Recording
-from hotset.models.remarks import Remarks
-from hotset.models.shell import Shell
-from hotset.models.site import Site
+from hotset.models.routers import Routers
+from hotset.models.routing_hook import RoutingHook
 from hotset.models.static_caches import KVCachePool
-from hotset.models.tap import Tap
 from hotset.models.tracker import StepTracker
 from hotset.profile import Profile
 from hotset.profile.folder import locate
@@ -34,9 +34,9 @@ from hotset.shape import ExpertKey, format_size
 from hotset.trace import Phase
 
 
-def _gates_of(model: weakref.ref[Any], sites: list[Site]) -> Gates | None:
+def _routers_of(model: weakref.ref[Any], moe_layers: list[MoeLayer]) -> Routers | None:
     """The routers of a model that nobody but its owner keeps alive."""
-    return Gates.of(model(), sites)
+    return Routers.of(model(), moe_layers)
 
 
 _NOTHING_FORESEEN = {"prefetch_hits": 0, "late": 0}
@@ -46,23 +46,29 @@ class Handle(CacheReport):
     """The cache of one model."""
 
     def __init__(
-        self, model: Any, engine: Engine, sites: list[Site], tracker: StepTracker, tap: Tap, remarks: Remarks
+        self,
+        model: Any,
+        engine: Engine,
+        moe_layers: list[MoeLayer],
+        tracker: StepTracker,
+        routing_hook: RoutingHook,
+        notices: Notices,
     ) -> None:
         super().__init__(engine, str(getattr(model.config, "_name_or_path", "") or type(model).__name__))
-        self.sites = sites
+        self.moe_layers = moe_layers
         self.tracker = tracker
-        self.notes = remarks.lines
-        self.remark = remarks.add  # tells, in one line each, what a person should know of how this model runs
-        self.shells: list[Shell] = []
-        self.tap = tap
+        self.notes = notices.lines
+        self.warn = notices.add  # tells, in one line each, what a person should know of how this model runs
+        self.placeholders: list[Placeholder] = []
+        self.routing_hook = routing_hook
         self.profile: Profile | None = None
-        self.fingerprint = fingerprint_of(model, sites)
-        self.find_gates: Callable[[], Gates | None] = partial(_gates_of, weakref.ref(model), sites)
+        self.fingerprint = fingerprint_of(model, moe_layers)
+        self.find_routers: Callable[[], Routers | None] = partial(_routers_of, weakref.ref(model), moe_layers)
         self._model = weakref.ref(model)
         self.patches = Patches()
         self.static_caches = KVCachePool(model.config)
         self._before = engine.controller.counters()
-        self._keepers: dict[Path, Keeper] = {}
+        self._profile_writers: dict[Path, ProfileWriter] = {}
         self._observed = False
         self._closed = False
 
@@ -126,7 +132,7 @@ class Handle(CacheReport):
         """Count what is routed also where every expert fits and the model runs untouched; costs a little time."""
         if not self._observed:
             self._observed = True
-            self.on_close(self.tap.hold())
+            self.on_close(self.routing_hook.acquire())
 
     def save_profile(self, name: str | Path, *, overwrite: bool = False) -> Path:
         """Add what was seen since the last save to a profile, a name or a path, and return its file.
@@ -136,9 +142,9 @@ class Handle(CacheReport):
         self.engine.guard.owner.check()  # a child would add what its parent adds, too
         path = locate(str(name))
         if overwrite:
-            self._keepers.pop(path, None)
-        keeper = self._keepers.setdefault(path, Keeper(self.engine, self.fingerprint, path))
-        if not keeper.save(anew=overwrite) and (overwrite or not path.exists()):
+            self._profile_writers.pop(path, None)
+        writer = self._profile_writers.setdefault(path, ProfileWriter(self.engine, self.fingerprint, path))
+        if not writer.save(anew=overwrite) and (overwrite or not path.exists()):
             raise HotsetError(
                 "nothing was used yet, so there is nothing to save: run the model first"
                 + (", after model.hotset.observe()" if self.engine.offload is None else "")
@@ -207,16 +213,20 @@ class Handle(CacheReport):
         mark = {"architecture": self.fingerprint.architecture, "digest": self.fingerprint.digest}
         about = {"model": Path(self.model_name).name, "source": "hotset"} | mark | (meta or {})
         return Recording(
-            self.engine, None if path is None else Path(path), about, self.tap, self._gate(guesses) if guesses else None
+            self.engine,
+            None if path is None else Path(path),
+            about,
+            self.routing_hook,
+            self._gate(guesses) if guesses else None,
         )
 
     def _gate(self, distances: int) -> Gate:
         if not 1 <= distances <= MAX_DISTANCE:
             raise HotsetError(f"guesses reach 1 to {MAX_DISTANCE} layers ahead, not {distances}")
-        gates = self.find_gates()
-        if gates is None:
+        routers = self.find_routers()
+        if routers is None:
             raise HotsetError("this model's routers are not plain matrices, so no guesses of theirs can be recorded")
-        return partial(gates.guess, distances=distances, width=2 * self.engine.shape.top_k)
+        return partial(routers.predict, distances=distances, width=2 * self.engine.shape.top_k)
 
     def close(self) -> None:
         """Stop the threads and free the slots; more than once does no harm.
@@ -236,14 +246,14 @@ class Handle(CacheReport):
                     self.engine.guard.refuse_calls()
             if is_here:
                 last.callback(self.engine.close)
-                self._take_out(last)
+                self._detach_experts(last)
 
     def release(self) -> None:
         """Take hotset out of the model's calls, and leave the engine to its maker."""
         self._closed = True
         with ExitStack() as last:
             last.callback(self.lift)
-            self._take_out(last)
+            self._detach_experts(last)
 
     def lift(self) -> None:
         """Leave nothing of hotset in the model's calls, once it is whole again."""
@@ -260,7 +270,7 @@ class Handle(CacheReport):
         if model is not None:
             self.patches.add(refuse_calls(model), until_whole=True)
 
-    def _take_out(self, last: ExitStack) -> None:
+    def _detach_experts(self, last: ExitStack) -> None:
         last.callback(self.patches.close)
         if isinstance(self.engine.stats.recorder, Recording):
             last.callback(self.engine.stats.recorder.stop)

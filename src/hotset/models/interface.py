@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
+from hotset.models.layers import MoeLayer, fused_part
 from hotset.models.patches import replace_forward
-from hotset.models.site import Site, fused_part
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
 _TOP_K = (
@@ -22,7 +22,7 @@ def is_experts(module: torch.nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("has_gate", "is_transposed", "has_bias", "num_experts"))
 
 
-def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
+def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
     """Describe one experts module."""
     up = "gate_up_proj" if module.has_gate else "up_proj"
     parts = [
@@ -31,7 +31,7 @@ def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
         if (parameter := getattr(module, key, None)) is not None
     ]
     bias = bool(module.has_bias)
-    math = ExpertSpec(
+    spec = ExpertSpec(
         up=up,
         down="down_proj",
         activation=module._apply_gate if module.has_gate else module.act_fn,
@@ -41,13 +41,13 @@ def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
         down_transposed=module.is_transposed,
         norm=module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None,
     )
-    return Site(
+    return MoeLayer(
         name,
         module,
         module.num_experts,
         top_k_of(name, module, model),
         tuple(parts),
-        math,
+        spec,
         lambda f: replace_forward(module, f),
         module.forward,  # looks up the implementation that the model's config names
     )

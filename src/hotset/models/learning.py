@@ -13,7 +13,7 @@ from hotset.cache.plan import Scope
 from hotset.cache.warm_pin import AUTO_TOKENS
 from hotset.engine.engine import Engine
 from hotset.errors import HotsetError
-from hotset.models.keeping import Keeper, Learner
+from hotset.models.profile_writer import ProfileAutosave, ProfileWriter
 from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF, pin_share
 from hotset.policies import Grid
@@ -66,7 +66,7 @@ def begin(handle: Handle, options: RunOptions, profile: Profile | None) -> None:
         handle.profile = profile
     if handle.engine.offload is None:
         if profile is not None or options.pin or warm_pin_tokens(options):
-            handle.remark("all experts are in memory: there is nothing to warm or to pin")
+            handle.warn("all experts are in memory: there is nothing to warm or to pin")
         return
     if profile is not None:
         warm_start(handle.engine, profile, options)
@@ -83,11 +83,11 @@ def warm_start(engine: Engine, profile: Profile, options: RunOptions) -> None:
 def keep_learning(handle: Handle, options: RunOptions) -> None:
     """Write a profile every few minutes and when the model is closed."""
     path = locate(str(options.learn))
-    keeper = Keeper(handle.engine, handle.fingerprint, path, allow_foreign=options.allow_foreign)
+    writer = ProfileWriter(handle.engine, handle.fingerprint, path, allow_foreign=options.allow_foreign)
     check_writable(path)
     handle.observe()
-    learner = Learner(keeper, 60 * options.learn_every, handle.remark)
-    handle.on_close(learner.stop)
+    autosave = ProfileAutosave(writer, 60 * options.learn_every, handle.warn)
+    handle.on_close(autosave.stop)
 
 
 def hottest_share(controller: Controller, heat: Grid, text: str) -> list[ExpertKey]:

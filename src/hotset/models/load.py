@@ -8,8 +8,8 @@ from typing import Any
 from hotset.errors import ModelError
 from hotset.models.account import bound_library_caches
 from hotset.models.connect import connect, watch
+from hotset.models.deferred import DeferredExperts, load_without_experts
 from hotset.models.device import torch_device
-from hotset.models.lean import LeanLoad, lean_loading
 from hotset.models.learning import begin_or_close, read_profile
 from hotset.models.memory_plan import MemoryPlanner
 from hotset.models.own_code import refusing_own_code
@@ -40,7 +40,7 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
         raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
     bound_library_caches()
     planner = MemoryPlanner(options)
-    lean = LeanLoad(keep=planner, device_kind=torch_device(options.device).type)
+    deferred = DeferredExperts(keep=planner, device_kind=torch_device(options.device).type)
     refuse_absurd_sizes(model)
     keywords = {
         "dtype": options.dtype,
@@ -50,20 +50,20 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
     with refusing_own_code(model):
         extra, notes = dequantising(model, keywords)
     checked = check_if_packed(Path(model))
-    with refusing_own_code(model), lean_loading(lean):
+    with refusing_own_code(model), load_without_experts(deferred):
         chosen = options.auto_class or AutoModelForCausalLM
         found: Any = chosen.from_pretrained(model, **(extra | keywords))
     loaded = found[0] if isinstance(found, tuple) else found
-    if lean.sites is None or lean.catalog is None or planner.plan is None:
+    if deferred.moe_layers is None or deferred.catalog is None or planner.plan is None:
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")
     if checked is None:  # it may be a pack in the hub's cache
-        check_if_packed(lean.folder)
+        check_if_packed(deferred.folder)
     loaded.to(torch_device(options.device))
-    if lean.kept:
-        handle = watch(loaded, lean.sites, planner.plan, options)
+    if deferred.kept:
+        handle = watch(loaded, deferred.moe_layers, planner.plan, options)
     else:
-        handle = connect(loaded, lean.sites, lean.catalog, planner.plan, options)
-        handle.shells = lean.shells
-    handle.remark(*notes, *planner.notes)
+        handle = connect(loaded, deferred.moe_layers, deferred.catalog, planner.plan, options)
+        handle.placeholders = deferred.placeholders
+    handle.warn(*notes, *planner.notes)
     begin_or_close(handle, options, profile)
     return found

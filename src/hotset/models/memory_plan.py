@@ -21,7 +21,7 @@ from hotset.models.account import (
 )
 from hotset.models.budget import plan_slots, prefetch_rows_for, shape_of
 from hotset.models.device import torch_device
-from hotset.models.site import Site
+from hotset.models.layers import MoeLayer
 from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF
 from hotset.policies import parse
@@ -42,9 +42,9 @@ class MemoryPlanner:
     plan: SlotPlan | None = None
     notes: list[str] = field(default_factory=list)
 
-    def __call__(self, model: Any, sites: list[Site], catalog: Catalog) -> bool:
+    def __call__(self, model: Any, moe_layers: list[MoeLayer], catalog: Catalog) -> bool:
         """Plan the slots; true if every expert fits, so that the model is better loaded as it is."""
-        options, shape = self.options, shape_of(sites, catalog)
+        options, shape = self.options, shape_of(moe_layers, catalog)
         device = torch_device(options.device)
         if options.engine == "device" and device.type != "cuda":
             raise HotsetError(f"--engine device is for a CUDA GPU, and this model runs on {device.type}: leave it out")
@@ -62,7 +62,9 @@ class MemoryPlanner:
         )
         if warning := self.plan.warning(parse(options.policy_spec).name):
             self.notes.append(warning)
-        stock = all(site.stock for site in sites) and catalog.digests is None  # transformers cannot read packed blocks
+        stock = (
+            all(moe_layer.stock for moe_layer in moe_layers) and catalog.digests is None
+        )  # transformers cannot read packed blocks
         whole = stock and self.plan.cached >= shape.total_experts
         if whole and self.loaded:
             return self._keep(shape)  # nothing more is taken

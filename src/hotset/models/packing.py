@@ -17,12 +17,12 @@ import numpy as np
 
 from hotset.errors import HotsetError, ModelError
 from hotset.models.checkpoint import read_headers
-from hotset.models.lean import LeanLoad, lean_loading
+from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.layers import MoeLayer
 from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import dtype_name
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import keep_encoded
-from hotset.models.site import Site
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
 from hotset.store.dense import INDEX_NAME, Shard, shard_index, shards_of
@@ -63,20 +63,20 @@ class PackReport:
 
 
 @dataclass
-class Survey(LeanLoad):
+class CheckpointInspection(DeferredExperts):
     """A load that ends as soon as it is known where the experts are, before a weight is read."""
 
     files: list[Path] = field(default_factory=list)
     dtypes: dict[str, Any] = field(default_factory=dict)
     model_dtype: str = ""
 
-    def take_out(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
+    def detach_experts(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Note the files as well."""
         self.files = [Path(file) for file in files]
-        super().take_out(model, files, mapping)
+        super().detach_experts(model, files, mapping)
 
 
-class _EnoughError(Exception):
+class _InspectedError(Exception):
     """Everything is known, and nothing need be loaded."""
 
 
@@ -93,7 +93,7 @@ def pack(
     began, target = time.perf_counter(), Path(out).absolute()
     if os.path.lexists(target) and not is_packed(target):
         raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
-    found = survey(str(model), dtype, auto_class, trust_remote_code=trust_remote_code)
+    found = inspect_checkpoint(str(model), dtype, auto_class, trust_remote_code=trust_remote_code)
     folder = _folder_of(str(model))
     small = small_files(folder)
     plan = _plan(found, folder, str(model))
@@ -112,21 +112,23 @@ def pack(
     return _report(target, plan, began, resumed=resumed)
 
 
-def survey(model: str, dtype: str | None = None, auto_class: Any = None, *, trust_remote_code: bool = False) -> Survey:
+def inspect_checkpoint(
+    model: str, dtype: str | None = None, auto_class: Any = None, *, trust_remote_code: bool = False
+) -> CheckpointInspection:
     """Find the experts of a checkpoint as `load` would, on a model without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     refuse_absurd_sizes(model)
-    found = Survey(keep=lambda *_: False)
+    found = CheckpointInspection(keep=lambda *_: False)
 
-    def stop(built: Any, sites: list[Site], catalog: Catalog) -> bool:
-        found.sites, found.catalog, found.dtypes = sites, catalog, built._hotset_dtypes
+    def stop(built: Any, moe_layers: list[MoeLayer], catalog: Catalog) -> bool:
+        found.moe_layers, found.catalog, found.dtypes = moe_layers, catalog, built._hotset_dtypes
         found.model_dtype = str(built.config.dtype).removeprefix("torch.")
-        raise _EnoughError
+        raise _InspectedError
 
     found.keep = stop
     try:
-        with suppress(_EnoughError), refusing_own_code(model), lean_loading(found):
+        with suppress(_InspectedError), refusing_own_code(model), load_without_experts(found):
             config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
             if not keep_encoded(config):
                 _widen(getattr(config, "quantization_config", None))
@@ -148,7 +150,7 @@ def _widen(quantisation: Any) -> bool:
     return True
 
 
-def dense_tensors(found: Survey) -> dict[str, StoredTensor]:
+def dense_tensors(found: CheckpointInspection) -> dict[str, StoredTensor]:
     """The stored tensors that no expert is made of, in the order of their files."""
     catalog = _catalog(found)
     starts: dict[Path, list[int]] = {path: [] for path in catalog.files}
@@ -187,20 +189,22 @@ def _landed(transfer: ReadTransfer, load: Load, slots: list[Bytes]) -> tuple[int
     return load.layer, load.expert, slots[load.row]
 
 
-def _catalog(found: Survey) -> Catalog:
+def _catalog(found: CheckpointInspection) -> Catalog:
     if found.catalog is None:
         raise ModelError("the model was not surveyed")
     return found.catalog
 
 
-def _plan(found: Survey, folder: Path, model: str) -> PackPlan:
-    layers = zip(found.sites or [], _catalog(found).layers, strict=True)
+def _plan(found: CheckpointInspection, folder: Path, model: str) -> PackPlan:
+    layers = zip(found.moe_layers or [], _catalog(found).layers, strict=True)
     meta = {
         "model": folder.resolve().name if Path(model).exists() else model,
         "dtype": dtype_name(found.dtypes),
         "fingerprint": fingerprint([*found.files, *_catalog(found).files], folder),
     }
-    return PackPlan(tuple(PackLayer(site.name, layer.layout, len(layer.experts)) for site, layer in layers), meta)
+    return PackPlan(
+        tuple(PackLayer(moe_layer.name, layer.layout, len(layer.experts)) for moe_layer, layer in layers), meta
+    )
 
 
 def fingerprint(files: Sequence[Path], folder: Path) -> str:

@@ -17,7 +17,7 @@ import torch
 from hotset.errors import ModelError
 from hotset.formats import element_type
 from hotset.models.checkpoint import ParameterSource
-from hotset.models.site import Take
+from hotset.models.layers import RowRange
 from hotset.store.catalog import Bytes
 from hotset.store.header import StoredTensor
 
@@ -28,7 +28,7 @@ REMEDY = "the checkpoint is damaged, or of another model than its config says; d
 class Piece:
     """The stored tensors of one take of one expert."""
 
-    take: Take
+    row_range: RowRange
     stored: dict[str, list[StoredTensor]]
 
     def flat(self) -> list[StoredTensor]:
@@ -57,18 +57,18 @@ class Trials:
 
         What transformers cannot convert, or makes another shape of, is refused as transformers refuses it.
         """
-        if self.sources[piece.take.parameter].converter is None:
+        if self.sources[piece.row_range.parameter].converter is None:
             return self._parameter_dtype(piece)
         key = self._key(piece)
         if key not in self._dtypes:
             made = self._convert_zeros(piece)
-            dequantises = self.sources[piece.take.parameter].dequantises
+            dequantises = self.sources[piece.row_range.parameter].dequantises
             self._dtypes[key] = _name(made.dtype) if dequantises else self._parameter_dtype(piece)
         return self._dtypes[key]
 
     def starts(self, piece: Piece) -> list[int] | None:
         """Where each stored tensor begins in the converted one, in elements; None if one does not stay in one piece."""
-        source = self.sources[piece.take.parameter]
+        source = self.sources[piece.row_range.parameter]
         if source.converter is None:
             return [0]
         key = self._key(piece)
@@ -77,14 +77,14 @@ class Trials:
         return self._starts[key]
 
     def _key(self, piece: Piece) -> tuple[Any, ...]:
-        name = piece.take.parameter
+        name = piece.row_range.parameter
         return id(self.sources[name].converter), self.model._hotset_shapes[name], piece.kind()
 
     def _parameter_dtype(self, piece: Piece) -> str:
-        return _name(self.model._hotset_dtypes[piece.take.parameter])
+        return _name(self.model._hotset_dtypes[piece.row_range.parameter])
 
     def _convert_zeros(self, piece: Piece) -> torch.Tensor:
-        name = piece.take.parameter
+        name = piece.row_range.parameter
         source, named = self.sources[name], piece.flat()[0].name
         dtype = None if source.dequantises else self._parameter_dtype(piece)
         zeros = {p: [as_cast(_zeros(t), dtype) for t in tensors] for p, tensors in piece.stored.items()}
@@ -93,7 +93,7 @@ class Trials:
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(f"{named} cannot be converted to {name} ({why:.200}): {REMEDY}") from error
-        shape = (piece.take.last - piece.take.first, *self.model._hotset_shapes[name][1:])
+        shape = (piece.row_range.last - piece.row_range.first, *self.model._hotset_shapes[name][1:])
         if tuple(result.shape) != shape:
             raise ModelError(
                 f"{named} and what belongs to it come to {list(result.shape)}, and an expert of {name} is "
@@ -111,7 +111,7 @@ class Trials:
                 numbered[pattern].append(torch.arange(end, end + size, dtype=torch.int32).view(tensor.shape))
                 end += size
         try:
-            result = source.convert(piece.take.parameter, numbered, self.model).reshape(-1)
+            result = source.convert(piece.row_range.parameter, numbered, self.model).reshape(-1)
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return None  # a conversion that is arithmetic, not a rearrangement
         return _runs(result, [math.prod(t.shape) for t in piece.flat()])

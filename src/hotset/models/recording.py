@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hotset.engine.engine import Engine
 from hotset.errors import HotsetError
-from hotset.models.tap import Tap
+from hotset.models.routing_hook import RoutingHook
 from hotset.trace import Trace
 from hotset.trace.recorder import Recorder
 from hotset.trace.run import Run
@@ -26,7 +26,12 @@ class Recording(Recorder):
     """Gathers what an engine routes until it is stopped."""
 
     def __init__(
-        self, engine: Engine, path: Path | None, meta: dict[str, str], tap: Tap, gate: Gate | None = None
+        self,
+        engine: Engine,
+        path: Path | None,
+        meta: dict[str, str],
+        routing_hook: RoutingHook,
+        gate: Gate | None = None,
     ) -> None:
         super().__init__(engine.shape, meta)
         self._engine, self._path = engine, path
@@ -36,7 +41,7 @@ class Recording(Recorder):
                 raise HotsetError("this model is being recorded already: end that recording first")
             engine.stats.start_recording(self, gate)
             self._before = _history(engine)
-        self._untap = tap.hold()
+        self._release_hook = routing_hook.acquire()
 
     def finish(self, labels: Labels = ()) -> Trace:
         """All that was recorded, as a trace that says which cache it ran with."""
@@ -51,7 +56,7 @@ class Recording(Recorder):
         with self._engine.paused():  # and all that was served is
             self._engine.stats.stop_recording()
             self._run = _run_meta(self._engine, self._before)
-        self._untap()
+        self._release_hook()
         if self._path is not None and self.blocks:
             self.save(self._path)
 

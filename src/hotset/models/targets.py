@@ -77,7 +77,7 @@ class PlainTarget(Target):
         target = tensor_of(slot[part.offset : part.offset + part.size_bytes], part.dtype, (-1,))
         filled = 0
         for piece in pieces:
-            name = piece.take.parameter
+            name = piece.row_range.parameter
             # Cast as transformers casts before it converts; what is dequantised stays as it is.
             wanted = None if sources[name].dequantises else part.dtype
             inputs = {p: [as_cast(raw.take(t), wanted) for t in tensors] for p, tensors in piece.stored.items()}
@@ -125,8 +125,8 @@ def stacked_tensors(pieces: Sequence[Piece], trials: Trials) -> list[EncodedTens
         starts, tensors = trials.starts(piece), [t for t in piece.flat() if isinstance(t, EncodedTensor)]
         if starts is None or len(starts) != len(tensors):
             raise ModelError(
-                f"{piece.flat()[0].name} is in a weight format, and {piece.take.parameter} is made of it by more than "
-                "a rearrangement of rows: use the original weights"
+                f"{piece.flat()[0].name} is in a weight format, and {piece.row_range.parameter} is made of it by more "
+                "than a rearrangement of rows: use the original weights"
             )
         found += [tensors[i] for i in sorted(range(len(tensors)), key=starts.__getitem__)]
     return found

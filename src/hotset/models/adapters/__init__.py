@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import torch
 
-from hotset.models.site import Site
+from hotset.models.layers import MoeLayer
 
 
 class Adapter(Protocol):
@@ -20,7 +20,7 @@ class Adapter(Protocol):
 
     CLASSES: tuple[str, ...]
 
-    def site_of(self, name: str, module: torch.nn.Module, model: torch.nn.Module) -> Site:
+    def moe_layer_of(self, name: str, module: torch.nn.Module, model: torch.nn.Module) -> MoeLayer:
         """Describe the experts that this module holds."""
         ...
 

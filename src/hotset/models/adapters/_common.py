@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hotset.models.site import SitePart, Take
+from hotset.models.layers import LayerPart, RowRange
 
 Tensor = torch.Tensor
 
@@ -27,7 +27,7 @@ def parent_of(name: str, model: torch.nn.Module) -> Any:
     return model.get_submodule(name.rpartition(".")[0])
 
 
-def module_part(name: str, key: str, expert: torch.nn.Module) -> SitePart:
+def module_part(name: str, key: str, expert: torch.nn.Module) -> LayerPart:
     """A parameter of experts that are modules of their own, `expert_0` and so on; all are shaped like the one given."""
     shape = tuple(expert.get_parameter(key).shape)
-    return SitePart(key, shape, lambda number: (Take(f"{name}.expert_{number}.{key}", 0, shape[0]),))
+    return LayerPart(key, shape, lambda number: (RowRange(f"{name}.expert_{number}.{key}", 0, shape[0]),))

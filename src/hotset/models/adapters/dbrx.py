@@ -9,28 +9,28 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated, parent_of
+from hotset.models.layers import Forward, LayerPart, MoeLayer, RowRange
 from hotset.models.patches import replace_forward
-from hotset.models.site import Forward, Site, SitePart, Take
 
 Tensor = torch.Tensor
 
 CLASSES = ("DbrxExperts",)
 
 
-def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
+def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
     """Describe one experts module."""
     inner, width = module.ffn_hidden_size, module.hidden_size
 
-    def rows(*keys: str) -> Callable[[int], tuple[Take, ...]]:
-        return lambda expert: tuple(Take(f"{name}.mlp.{key}", expert * inner, (expert + 1) * inner) for key in keys)
+    def rows(*keys: str) -> Callable[[int], tuple[RowRange, ...]]:
+        return lambda expert: tuple(RowRange(f"{name}.mlp.{key}", expert * inner, (expert + 1) * inner) for key in keys)
 
     parts = (
-        SitePart("gate_up", (2 * inner, width), rows("w1", "v1")),
-        SitePart("down", (inner, width), rows("w2")),
+        LayerPart("gate_up", (2 * inner, width), rows("w1", "v1")),
+        LayerPart("down", (inner, width), rows("w2")),
     )
-    math = ExpertSpec(up="gate_up", down="down", activation=gated(module.mlp.activation_fn), down_transposed=True)
+    spec = ExpertSpec(up="gate_up", down="down", activation=gated(module.mlp.activation_fn), down_transposed=True)
     top_k = parent_of(name, model).top_k
-    return Site(name, module, module.num_experts, top_k, parts, math, lambda f: _install(module, f))
+    return MoeLayer(name, module, module.num_experts, top_k, parts, spec, lambda f: _install(module, f))
 
 
 def _install(module: Any, forward: Forward) -> Callable[[], None]:

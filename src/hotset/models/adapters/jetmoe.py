@@ -13,23 +13,23 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated
+from hotset.models.layers import Forward, MoeLayer, fused_part
 from hotset.models.patches import replace_forward
-from hotset.models.site import Forward, Site, fused_part
 
 Tensor = torch.Tensor
 
 CLASSES = ("JetMoeMoE",)
 
 
-def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
+def moe_layer_of(name: str, module: Any, _: torch.nn.Module) -> MoeLayer:
     """Describe the experts of one MLP."""
     up, down = module.input_linear, module.output_linear
     parts = (
         fused_part("gate_up", f"{name}.input_linear.weight", tuple(up.weight.shape[1:])),
         fused_part("down", f"{name}.output_linear.weight", tuple(down.weight.shape[1:])),
     )
-    math = ExpertSpec(up="gate_up", down="down", activation=gated(module.activation))
-    return Site(name, module, up.num_experts, module.router.top_k, parts, math, lambda f: _install(module, f))
+    spec = ExpertSpec(up="gate_up", down="down", activation=gated(module.activation))
+    return MoeLayer(name, module, up.num_experts, module.router.top_k, parts, spec, lambda f: _install(module, f))
 
 
 def _install(module: Any, forward: Forward) -> Callable[[], None]:

@@ -12,23 +12,23 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated
+from hotset.models.layers import Forward, MoeLayer, fused_part
 from hotset.models.patches import replace_forward
-from hotset.models.site import Forward, Site, fused_part
 
 Tensor = torch.Tensor
 
 CLASSES = ("Llama4TextMoe",)
 
 
-def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
+def moe_layer_of(name: str, module: Any, _: torch.nn.Module) -> MoeLayer:
     """Describe the experts of one layer."""
     experts = module.experts
     parts = tuple(
         fused_part(key, f"{name}.experts.{key}", tuple(getattr(experts, key).shape[1:]))
         for key in ("gate_up_proj", "down_proj")
     )
-    math = ExpertSpec("gate_up_proj", "down_proj", gated(experts.act_fn), up_transposed=True, down_transposed=True)
-    return Site(name, module, module.num_experts, module.top_k, parts, math, lambda f: _install(module, f))
+    spec = ExpertSpec("gate_up_proj", "down_proj", gated(experts.act_fn), up_transposed=True, down_transposed=True)
+    return MoeLayer(name, module, module.num_experts, module.top_k, parts, spec, lambda f: _install(module, f))
 
 
 def _install(module: Any, forward: Forward) -> Callable[[], None]:

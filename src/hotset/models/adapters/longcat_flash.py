@@ -9,22 +9,22 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated, parent_of
+from hotset.models.layers import Forward, MoeLayer, fused_part
 from hotset.models.patches import replace_forward
-from hotset.models.site import Forward, Site, fused_part
 
 Tensor = torch.Tensor
 
 CLASSES = ("LongcatFlashExperts",)
 
 
-def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
+def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
     """Describe one experts module."""
     parts = tuple(
         fused_part(key, f"{name}.{key}", tuple(getattr(module, key).shape[1:])) for key in ("gate_up_proj", "down_proj")
     )
-    math = ExpertSpec("gate_up_proj", "down_proj", gated(module.act_fn))
+    spec = ExpertSpec("gate_up_proj", "down_proj", gated(module.act_fn))
     experts, top_k = module.num_routed_experts, parent_of(name, model).router.top_k
-    return Site(name, module, experts, top_k, parts, math, lambda f: _install(module, f))
+    return MoeLayer(name, module, experts, top_k, parts, spec, lambda f: _install(module, f))
 
 
 def _install(module: Any, forward: Forward) -> Callable[[], None]:

@@ -15,8 +15,8 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import module_part
+from hotset.models.layers import Forward, MoeLayer
 from hotset.models.patches import replace_forward
-from hotset.models.site import Forward, Site
 
 Tensor = torch.Tensor
 
@@ -25,13 +25,13 @@ CLASSES = ("NllbMoeExperts",)
 _TOP_K = 2  # fixed by the router
 
 
-def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
+def moe_layer_of(name: str, module: Any, _: torch.nn.Module) -> MoeLayer:
     """Describe one experts module."""
     expert = module["expert_0"]
     parts = tuple(module_part(name, key, expert) for key in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"))
-    math = ExpertSpec("fc1.weight", "fc2.weight", expert.act, up_bias="fc1.bias", down_bias="fc2.bias")
+    spec = ExpertSpec("fc1.weight", "fc2.weight", expert.act, up_bias="fc1.bias", down_bias="fc2.bias")
     top_k = min(_TOP_K, module.num_experts)
-    return Site(name, module, module.num_experts, top_k, parts, math, lambda f: _install(module, top_k, f))
+    return MoeLayer(name, module, module.num_experts, top_k, parts, spec, lambda f: _install(module, top_k, f))
 
 
 def _install(module: Any, top_k: int, forward: Forward) -> Callable[[], None]:

@@ -8,17 +8,17 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import parent_of
+from hotset.models.layers import MoeLayer, fused_part
 from hotset.models.patches import replace_forward
-from hotset.models.site import Site, fused_part
 
 CLASSES = ("Step3p7Experts",)
 
 
-def site_of(name: str, module: Any, model: torch.nn.Module) -> Site:
+def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
     """Describe one experts module."""
     parts = tuple(
         fused_part(key, f"{name}.{key}", tuple(getattr(module, key).shape[1:])) for key in ("gate_up_proj", "down_proj")
     )
-    math = ExpertSpec("gate_up_proj", "down_proj", module._apply_gate)
+    spec = ExpertSpec("gate_up_proj", "down_proj", module._apply_gate)
     top_k = parent_of(name, model).gate.top_k
-    return Site(name, module, module.num_experts, top_k, parts, math, lambda f: replace_forward(module, f))
+    return MoeLayer(name, module, module.num_experts, top_k, parts, spec, lambda f: replace_forward(module, f))

@@ -9,20 +9,20 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import module_part
+from hotset.models.layers import Forward, MoeLayer
 from hotset.models.patches import replace_forward
-from hotset.models.site import Forward, Site
 
 Tensor = torch.Tensor
 
 CLASSES = ("SwitchTransformersExperts",)
 
 
-def site_of(name: str, module: Any, _: torch.nn.Module) -> Site:
+def moe_layer_of(name: str, module: Any, _: torch.nn.Module) -> MoeLayer:
     """Describe one experts module."""
     expert = module["expert_0"]
     parts = tuple(module_part(name, key, expert) for key in ("wi.weight", "wo.weight"))
-    math = ExpertSpec("wi.weight", "wo.weight", expert.act)
-    return Site(name, module, module.num_experts, 1, parts, math, lambda f: _install(module, f))
+    spec = ExpertSpec("wi.weight", "wo.weight", expert.act)
+    return MoeLayer(name, module, module.num_experts, 1, parts, spec, lambda f: _install(module, f))
 
 
 def _install(module: Any, forward: Forward) -> Callable[[], None]:

@@ -12,52 +12,52 @@ from typing import Any
 from hotset.models.catalog import CatalogBuilder
 from hotset.models.checkpoint import ParameterSource, parameter_sources
 from hotset.models.complete import refuse_incomplete, refuse_misfits
+from hotset.models.find_layers import find_moe_layers
+from hotset.models.layers import MoeLayer
 from hotset.models.packed import open_fitting
 from hotset.models.patches import Undo, ignore_keys, weights_loaded_by
-from hotset.models.shell import Shell, strip
-from hotset.models.site import Site
-from hotset.models.sites import find_sites
+from hotset.models.placeholders import Placeholder, install_placeholders
 from hotset.store import Catalog
 from hotset.store.inside import check_inside, folder_of
 from hotset.store.packed import is_packed
 
-_CURRENT: ContextVar[LeanLoad | None] = ContextVar("hotset_lean_load", default=None)
+_CURRENT: ContextVar[DeferredExperts | None] = ContextVar("hotset_lean_load", default=None)
 _EXPERT_KEYS = {"expert", r"mlp\.(w1|v1|w2)", r"mlp\.(input|output)_linear"}
 
 
 @dataclass
-class LeanLoad:
+class DeferredExperts:
     """What was found out while loading."""
 
-    keep: Callable[[Any, list[Site], Catalog], bool]  # whether to load everything after all
-    sites: list[Site] | None = None
+    keep: Callable[[Any, list[MoeLayer], Catalog], bool]  # whether to load everything after all
+    moe_layers: list[MoeLayer] | None = None
     catalog: Catalog | None = None
     kept: bool = False
-    shells: list[Shell] = field(default_factory=list)
+    placeholders: list[Placeholder] = field(default_factory=list)
     device_kind: str = "cpu"  # that experts are computed on
     folder: Path | None = None  # of the files that were loaded
     report: Any = None  # what transformers says of missing and mismatched weights
     heed_keys: Undo = list  # ends the passing over of the experts' keys
 
-    def take_out(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
+    def detach_experts(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Find the experts and their bytes, and take their parameters out of the model, unless all are kept."""
         paths = [Path(file) for file in files]
         check_inside(folder_of(model.name_or_path, paths), paths)
-        sites = find_sites(model)
-        wanted = {name for site in sites for name in site.parameters()}
+        moe_layers = find_moe_layers(model)
+        wanted = {name for moe_layer in moe_layers for name in moe_layer.parameters()}
         remember_shapes(model, wanted)
         folder = self.folder = Path(files[0]).parent
         if is_packed(folder):
-            catalog = open_fitting(folder, sites, model._hotset_dtypes)
+            catalog = open_fitting(folder, moe_layers, model._hotset_dtypes)
         else:
             sources = parameter_sources(model, files, mapping, wanted)
-            drop_spare_rows(model, sites, sources)
-            catalog = CatalogBuilder(model, sources, self.device_kind).build(sites)
-        self.sites, self.catalog = sites, catalog
+            drop_spare_rows(model, moe_layers, sources)
+            catalog = CatalogBuilder(model, sources, self.device_kind).build(moe_layers)
+        self.moe_layers, self.catalog = moe_layers, catalog
         encoded = any(layer.layout.matrices for layer in catalog.layers)
-        self.kept = self.keep(model, sites, catalog) and not encoded  # transformers does not read these
+        self.kept = self.keep(model, moe_layers, catalog) and not encoded  # transformers does not read these
         if not self.kept:
-            self.shells = strip(model, sites)
+            self.placeholders = install_placeholders(model, moe_layers)
             self.heed_keys = ignore_keys(model, _EXPERT_KEYS)
 
 
@@ -68,40 +68,40 @@ def remember_shapes(model: Any, names: set[str]) -> None:
     model._hotset_dtypes = {name: parameter.dtype for name, parameter in found.items()}
 
 
-def drop_spare_rows(model: Any, sites: Sequence[Site], sources: dict[str, ParameterSource]) -> None:
+def drop_spare_rows(model: Any, moe_layers: Sequence[MoeLayer], sources: dict[str, ParameterSource]) -> None:
     """Forget stored tensors that are of a parameter but of none of its experts: LongCat's first matrix has some."""
-    for site in sites:
-        for name in site.parameters():
+    for moe_layer in moe_layers:
+        for name in moe_layer.parameters():
             for tensors in sources[name].tensors.values():
                 if len(tensors) == model._hotset_shapes[name][0]:
-                    del tensors[site.experts :]
+                    del tensors[moe_layer.experts :]
 
 
 @contextmanager
-def lean_loading(lean: LeanLoad) -> Iterator[None]:
+def load_without_experts(deferred: DeferredExperts) -> Iterator[None]:
     """While open, the next model that this thread loads leaves its experts where they are.
 
     Weights that are missing or do not fit raise ModelError at the end: transformers would draw them at random.
     """
     with weights_loaded_by(_load_weights):
-        current = _CURRENT.set(lean)
+        current = _CURRENT.set(deferred)
         try:
             yield
         except RuntimeError as error:
-            refuse_misfits(lean.report, error)
+            refuse_misfits(deferred.report, error)
             raise
         finally:
             _CURRENT.reset(current)
-            lean.heed_keys()
-    refuse_incomplete(lean.report)
+            deferred.heed_keys()
+    refuse_incomplete(deferred.report)
 
 
 def _load_weights(stock: Any, model: Any, state_dict: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
-    """Load a model's weights, those of the calling thread's lean load without its experts, others as transformers."""
-    lean = _CURRENT.get()
-    if lean is None or lean.sites is not None or state_dict is not None or not files:
+    """Load a model's weights, those of the calling thread's deferred load without experts, others as transformers."""
+    deferred = _CURRENT.get()
+    if deferred is None or deferred.moe_layers is not None or state_dict is not None or not files:
         return stock(model, state_dict, files, config, *rest, **more)
-    lean.take_out(model, files, config.weight_mapping or [])
+    deferred.detach_experts(model, files, config.weight_mapping or [])
     found = stock(model, state_dict, files, config, *rest, **more)
-    lean.report = found[0]
+    deferred.report = found[0]
     return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 
-class Remarks:
-    """Lines that were said of one model: logged, and kept for whoever asks."""
+class Notices:
+    """Lines that were said of one model: logged, and kept for the caller."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

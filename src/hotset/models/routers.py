@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hotset.models.site import Site
+from hotset.models.layers import MoeLayer
 
 Tensor = torch.Tensor
 
@@ -78,7 +78,7 @@ class Router(NamedTuple):
         return self.choice.scores(logits, self.correction, self.experts)
 
 
-class Gates:
+class Routers:
     """All routers of a model; None for a layer whose router cannot be told from what the experts are given.
 
     Given a layer's own input they choose as the model does, except that logits are computed in the type of the matrix,
@@ -91,30 +91,30 @@ class Gates:
         self._most = min((router.experts for router in self.routers if router is not None), default=0)
 
     @classmethod
-    def of(cls, model: Any, sites: Sequence[Site]) -> Gates | None:
+    def of(cls, model: Any, moe_layers: Sequence[MoeLayer]) -> Routers | None:
         """The routers of a model; None if none of them is a matrix for what the experts are given."""
         asked: dict[type, Choice] = {}
-        routers = [_router(model, site, asked) for site in sites]
-        alike = len({_width(site) for site in sites}) == 1
-        return cls(routers, [_scale(model, site) for site in sites]) if alike and any(routers) else None
+        routers = [_router(model, moe_layer, asked) for moe_layer in moe_layers]
+        alike = len({_width(moe_layer) for moe_layer in moe_layers}) == 1
+        return cls(routers, [_scale(model, moe_layer) for moe_layer in moe_layers]) if alike and any(routers) else None
 
-    def guess(self, layer: int, hidden: Tensor, distances: int, width: int) -> Tensor:
+    def predict(self, layer: int, hidden: Tensor, distances: int, width: int) -> Tensor:
         """What the routers of the next layers make of this layer's input: [tokens, distances, width], best first.
 
         The numbers stay on the device; where there is no router to ask they are -1. It runs at every layer of every
         token, so no operation is here that is not needed: each costs the host more than the device.
         """
         width = min(width, self._most)
-        ahead = self.routers[layer + 1 : layer + 1 + distances]
-        if not any(ahead):
+        next_routers = self.routers[layer + 1 : layer + 1 + distances]
+        if not any(next_routers):
             return _nothing(len(hidden), distances, width, hidden.device)
         scale = self.scales[layer]
         if scale is not None:
             hidden = hidden * scale
-        if distances == 1 and ahead[0] is not None:
-            return ahead[0].best(hidden, width).unsqueeze(1)
+        if distances == 1 and next_routers[0] is not None:
+            return next_routers[0].best(hidden, width).unsqueeze(1)
         none = _nothing(len(hidden), 1, width, hidden.device)[:, 0]
-        said = [none if router is None else router.best(hidden, width) for router in ahead]
+        said = [none if router is None else router.best(hidden, width) for router in next_routers]
         return torch.stack(said + [none] * (distances - len(said)), dim=1)
 
     def scores(self, layer: int, hidden: Tensor, distances: int) -> list[Tensor]:
@@ -125,10 +125,10 @@ class Gates:
         scale = self.scales[layer]
         if scale is not None:
             hidden = hidden * scale
-        ahead = self.routers[layer + 1 : layer + 1 + distances]
+        next_routers = self.routers[layer + 1 : layer + 1 + distances]
         widest = max((router.experts for router in self.routers if router is not None), default=0)
         return [_none_of(len(hidden), widest, hidden.device) if one is None else _widened(one.scores(hidden), widest)
-                for one in ahead]  # fmt: skip
+                for one in next_routers]  # fmt: skip
 
 
 def _widened(scores: Tensor, width: int) -> Tensor:
@@ -150,29 +150,29 @@ def _nothing(tokens: int, distances: int, width: int, device: torch.device) -> T
     return torch.full((tokens, distances, width), -1, device=device)
 
 
-def _router(model: Any, site: Site, asked: dict[type, Choice]) -> Router | None:
+def _router(model: Any, moe_layer: MoeLayer, asked: dict[type, Choice]) -> Router | None:
     """The router of a layer; None if it is more than a matrix, or if experts take a projection of what it takes."""
-    parent = _parent(model, site)
-    module = _module_of(parent, site)
-    matrix = None if module is None or _has_table(module) else _matrix(module, site)
+    parent = _parent(model, moe_layer)
+    module = _module_of(parent, moe_layer)
+    matrix = None if module is None or _has_table(module) else _matrix(module, moe_layer)
     if matrix is None:
         return None
     own, beside = _named(module), _named(parent, recurse=False)
     corrections = [tensor.reshape(-1) for name, tensor in (beside | own).items() if name in _CORRECTIONS]
-    correction = next((each[: site.experts] for each in corrections if len(each) >= site.experts), None)
+    correction = next((each[: moe_layer.experts] for each in corrections if len(each) >= moe_layer.experts), None)
     bias = own.get("bias")
     offset = None if bias is None or bias.shape != matrix.shape[:1] else bias.to(matrix.dtype)
-    found = Router(matrix, site.experts, offset, correction)
-    return found._replace(choice=_choice(module, found, site.top_k, asked))
+    found = Router(matrix, moe_layer.experts, offset, correction)
+    return found._replace(choice=_choice(module, found, moe_layer.top_k, asked))
 
 
-def _parent(model: Any, site: Site) -> Any:
-    return model.get_submodule(site.name.rpartition(".")[0])
+def _parent(model: Any, moe_layer: MoeLayer) -> Any:
+    return model.get_submodule(moe_layer.name.rpartition(".")[0])
 
 
-def _module_of(parent: Any, site: Site) -> Any:
+def _module_of(parent: Any, moe_layer: MoeLayer) -> Any:
     """The module that routes: in the one taken over, or beside the experts."""
-    held = [getattr(holder, name, None) for holder in (site.module, parent) for name in ("router", "gate")]
+    held = [getattr(holder, name, None) for holder in (moe_layer.module, parent) for name in ("router", "gate")]
     return next((module for module in held if isinstance(module, torch.nn.Module)), None)
 
 
@@ -181,14 +181,14 @@ def _has_table(module: Any) -> bool:
     return any(not buffer.is_floating_point() for buffer in module.buffers())
 
 
-def _matrix(module: Any, site: Site) -> Tensor | None:
+def _matrix(module: Any, moe_layer: MoeLayer) -> Tensor | None:
     """The one matrix of a router; a scale of its input becomes part of it."""
     named = [(name.rpartition(".")[2], tensor) for name, tensor in module.named_parameters()]
     matrices = [tensor.detach() for name, tensor in named if tensor.dim() == 2 and name not in _CORRECTIONS]
     if len(matrices) != 1 or matrices[0].is_meta or matrices[0].element_size() == 1:
         return None
     matrix: Tensor = matrices[0]
-    if matrix.shape[1] != _width(site) or len(matrix) < site.experts:
+    if matrix.shape[1] != _width(moe_layer) or len(matrix) < moe_layer.experts:
         return None
     scale = _named(module).get("scale")
     return matrix if scale is None else matrix.mul(scale)
@@ -200,15 +200,15 @@ def _named(module: Any, *, recurse: bool = True) -> dict[str, Tensor]:
     return {name.rpartition(".")[2]: tensor.detach() for name, tensor in tensors if not tensor.is_meta}
 
 
-def _width(site: Site) -> int:
+def _width(moe_layer: MoeLayer) -> int:
     """The size of what the experts are given."""
-    up = next(part for part in site.parts if part.name == site.math.up)
-    return up.shape[0 if site.math.up_transposed else -1]
+    up = next(part for part in moe_layer.parts if part.name == moe_layer.spec.up)
+    return up.shape[0 if moe_layer.spec.up_transposed else -1]
 
 
-def _scale(model: Any, site: Site) -> Tensor | None:
+def _scale(model: Any, moe_layer: MoeLayer) -> Tensor | None:
     """What turns the experts' input into the router's, where each has its own norm of the same state (Gemma 4)."""
-    norm = getattr(_parent(model, site), "pre_feedforward_layernorm_2", None)
+    norm = getattr(_parent(model, moe_layer), "pre_feedforward_layernorm_2", None)
     if norm is None or norm.weight.is_meta:
         return None
     weight: Tensor = norm.weight.detach()

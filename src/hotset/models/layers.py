@@ -1,4 +1,4 @@
-"""A place in a model where experts work: what it is made of, and how to take over its call."""
+"""An MoE layer of a model: what its experts are made of, and how to take over its call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """hidden [tokens, width], index and weights [tokens, top_k] -> [tokens, width]"""
 
 
-class Take(NamedTuple):
+class RowRange(NamedTuple):
     """Rows of one of the model's parameters, by its full name."""
 
     parameter: str
@@ -23,33 +23,38 @@ class Take(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class SitePart:
-    """One tensor of every expert of a site: its shape, and the rows of parameters that it is made of, end to end."""
+class LayerPart:
+    """One tensor of every expert of a layer: its shape, and the rows of parameters that it is made of, end to end."""
 
     name: str
     shape: tuple[int, ...]
-    takes: Callable[[int], tuple[Take, ...]]
+    row_ranges: Callable[[int], tuple[RowRange, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class MoeLayer:
     """All experts of one MoE layer."""
 
     name: str
     module: torch.nn.Module
     experts: int
     top_k: int
-    parts: tuple[SitePart, ...]
-    math: ExpertSpec
+    parts: tuple[LayerPart, ...]
+    spec: ExpertSpec
     install: Callable[[Forward], Callable[[], None]]  # takes over the calls; returns what gives them back
     stock: Forward | None = None  # the stock implementation of the same call, where the family has one
 
     def parameters(self) -> list[str]:
         """The full names of all parameters that the experts are made of."""
-        names = {take.parameter: None for part in self.parts for e in range(self.experts) for take in part.takes(e)}
+        names = {
+            row_range.parameter: None
+            for part in self.parts
+            for e in range(self.experts)
+            for row_range in part.row_ranges(e)
+        }
         return list(names)
 
 
-def fused_part(name: str, parameter: str, shape: tuple[int, ...]) -> SitePart:
+def fused_part(name: str, parameter: str, shape: tuple[int, ...]) -> LayerPart:
     """A part that lies in one parameter whose first dimension counts the experts."""
-    return SitePart(name, shape, lambda expert: (Take(parameter, expert, expert + 1),))
+    return LayerPart(name, shape, lambda expert: (RowRange(parameter, expert, expert + 1),))

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from hotset.models.layers import MoeLayer
 from hotset.models.patches import take_parameter
-from hotset.models.site import Site
 
 
 @dataclass
-class Shell:
+class Placeholder:
     """One parameter of a model without its memory."""
 
     name: str
@@ -36,28 +36,30 @@ class Shell:
         self.put_back(self.parameter)
 
 
-def strip(model: Any, sites: Sequence[Site]) -> list[Shell]:
+def install_placeholders(model: Any, moe_layers: Sequence[MoeLayer]) -> list[Placeholder]:
     """Replace the experts' parameters by shapes without memory, which neither loader nor initialiser touches."""
-    shells = []
-    for site in sites:
-        site.module._is_hf_initialized = True  # type: ignore[assignment]
-        used = dict.fromkeys(site.parameters(), 0)
-        for take in (take for part in site.parts for e in range(site.experts) for take in part.takes(e)):
-            used[take.parameter] = max(used[take.parameter], take.last)
-        shells += [_empty(model, name, last) for name, last in used.items()]
-    return shells
+    placeholders = []
+    for moe_layer in moe_layers:
+        moe_layer.module._is_hf_initialized = True  # type: ignore[assignment]
+        used = dict.fromkeys(moe_layer.parameters(), 0)
+        for row_range in (
+            row_range for part in moe_layer.parts for e in range(moe_layer.experts) for row_range in part.row_ranges(e)
+        ):
+            used[row_range.parameter] = max(used[row_range.parameter], row_range.last)
+        placeholders += [_empty(model, name, last) for name, last in used.items()]
+    return placeholders
 
 
-def _empty(model: Any, name: str, used_rows: int) -> Shell:
+def _empty(model: Any, name: str, used_rows: int) -> Placeholder:
     path, _, leaf = name.rpartition(".")
     module: torch.nn.Module = model.get_submodule(path)
     parameter = module.get_parameter(leaf)
     spare = parameter.device.type != "meta" and used_rows < len(parameter)
     rest = parameter.data[used_rows:].clone() if spare else None
-    hollow = torch.empty_like(parameter, device="meta", requires_grad=False)
-    hollow._is_hf_initialized = True  # type: ignore[attr-defined]
-    shell = Shell(name, parameter, take_parameter(module, leaf, hollow), rest)
+    meta_tensor = torch.empty_like(parameter, device="meta", requires_grad=False)
+    meta_tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+    placeholder = Placeholder(name, parameter, take_parameter(module, leaf, meta_tensor), rest)
     module._is_hf_initialized = True  # type: ignore[assignment]  # as transformers marks all that it has initialised
     if parameter.device.type != "meta":
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-    return shell
+    return placeholder

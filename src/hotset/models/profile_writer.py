@@ -21,7 +21,7 @@ from hotset.profile.matrices import collected
 from hotset.profile.statistics import History
 
 
-class Keeper:
+class ProfileWriter:
     """Adds what an engine saw since the last time to one profile file."""
 
     def __init__(self, engine: Engine, fingerprint: Fingerprint, path: Path, *, allow_foreign: bool = False) -> None:
@@ -73,11 +73,11 @@ class Keeper:
         )
 
 
-class Learner:
+class ProfileAutosave:
     """Saves a profile every few minutes and at the end."""
 
-    def __init__(self, keeper: Keeper, every_s: float, say: Callable[[str], None]) -> None:
-        self.keeper, self.every_s = keeper, every_s
+    def __init__(self, writer: ProfileWriter, every_s: float, say: Callable[[str], None]) -> None:
+        self.writer, self.every_s = writer, every_s
         self._say = say
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hotset-learner", daemon=True)
@@ -90,13 +90,13 @@ class Learner:
 
     def _save(self) -> None:
         try:
-            self.keeper.save()
+            self.writer.save()
         except HotsetError as error:
             self._say(f"the profile could not be updated: {error}")
 
     def stop(self) -> None:
         """Save for the last time; more than once does no harm, and a child process has nothing to save."""
-        if self._end.is_set() or not self.keeper.engine.guard.owner.is_here:
+        if self._end.is_set() or not self.writer.engine.guard.owner.is_here:
             return
         self._end.set()
         atexit.unregister(self.stop)

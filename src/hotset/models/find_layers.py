@@ -8,22 +8,22 @@ from hotset.errors import ModelError
 from hotset.models import interface
 from hotset.models.adapters import adapter_for
 from hotset.models.adapters._unsupported import refuse_unsupported
-from hotset.models.site import Site
+from hotset.models.layers import MoeLayer
 
 
-def find_sites(model: torch.nn.Module) -> list[Site]:
+def find_moe_layers(model: torch.nn.Module) -> list[MoeLayer]:
     """All places where experts work; a model without any, or with ones that cannot be served, raises ModelError."""
-    sites = []
+    moe_layers = []
     for name, module in model.named_modules():
         refuse_unsupported(name, module)
         adapter = adapter_for(module)
         if adapter is not None:
-            sites.append(adapter.site_of(name, module, model))
+            moe_layers.append(adapter.moe_layer_of(name, module, model))
         elif interface.is_experts(module):
-            sites.append(interface.site_of(name, module, model))
-    if not sites:
+            moe_layers.append(interface.moe_layer_of(name, module, model))
+    if not moe_layers:
         raise ModelError(
             f"{type(model).__name__} has no experts that hotset knows: it is a dense model, or a family that is not "
             "supported; plain transformers runs it"
         )
-    return sites
+    return moe_layers
