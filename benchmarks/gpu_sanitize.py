@@ -46,7 +46,7 @@ def planning(policy: str) -> None:
         ]
         twins.run(events)
         if not twins.evicted:
-            raise SystemExit("nobody was evicted: these events are too few")
+            raise SystemExit("no expert was evicted: these events are too few")
 
 
 def gathering() -> None:

@@ -81,7 +81,7 @@ def materialise(model: Any, device: str) -> Any:
         if "norm" in name:
             parameter.fill_(1.0)
         elif device == "cpu":
-            parameter.fill_(0.01)  # random numbers for tens of gigabytes would take the processor minutes
+            parameter.fill_(0.01)  # random numbers for tens of gigabytes would take the CPU minutes
         else:
             parameter.normal_(std=0.02)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for every length, 5 ms each, and would drown the rest

@@ -1,4 +1,4 @@
-"""What hotset adds to one MoE layer when every expert is resident: its call against stock's, with tiny arithmetic."""
+"""What hotset adds to one MoE layer when every expert is resident: its call against stock's, with tiny compute."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def microseconds(work: Callable[[], Any]) -> float:
     return 1e6 * (time.perf_counter() - began) / CALLS
 
 
-def _without_arithmetic(engine: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+def _without_compute(engine: Any, call: Callable[[], Any]) -> Callable[[], Any]:
     """The same call with the products already done: what is left is hotset's own."""
     kernels = engine.offload.driver.kernels[0]
     real = kernels.experts
@@ -80,7 +80,7 @@ def main() -> None:
         kinds: dict[str, Callable[[], Any]] = {"hotset": lambda: step.driver.serve(step, 0, hidden, index, weights)}
         for name in ("grouped_mm", "batched_mm"):
             kinds[name] = lambda f=ALL_EXPERTS_FUNCTIONS[name]: f(experts, hidden, index, weights)
-        kinds["hotset without arithmetic"] = _without_arithmetic(engine, kinds["hotset"])
+        kinds["hotset without arithmetic"] = _without_compute(engine, kinds["hotset"])
         with torch.no_grad():
             times: dict[str, list[float]] = {name: [] for name in kinds}
             for _ in range(ROUNDS):

@@ -65,7 +65,7 @@ class Oracle:
 
 
 class Contender:
-    """One way to fetch ahead, loaded and ready."""
+    """One way to prefetch, loaded and ready."""
 
     def __init__(self, folder: Path, memory: str, kind: str, device: str, known: Trace | None = None) -> None:
         self.kind, self.known, self.device = kind, known, device
@@ -112,7 +112,7 @@ class Contender:
 
 
 def link_bytes_per_s(contender: Contender) -> float:
-    """How fast experts come when nobody computes."""
+    """How fast experts come when nothing computes."""
     engine, random = contender.handle.engine, np.random.default_rng(0)
     size, shape = engine.offload.catalog.slot_bytes, engine.shape
     keys = [(int(random.integers(shape.layers)), int(random.integers(shape.experts))) for _ in range(64)]

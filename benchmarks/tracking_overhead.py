@@ -103,7 +103,7 @@ def fresh(policy: str, share: float) -> Controller:
 
 def route_time(controller: Controller, route: Callable[..., int], burst: Burst) -> float:
     """Microseconds per event of one burst."""
-    controller.usage.log[:2] = 0, 2  # somebody reads it in between: a full log would be cheaper
+    controller.usage.log[:2] = 0, 2  # as if it was read in between: a full log would be cheaper
     began = time.thread_time()
     for run in burst:
         for layer, experts in run:
@@ -269,7 +269,7 @@ def spread(values: npt.NDArray[np.float64]) -> dict[str, float]:
 
 
 def shares(route: dict[str, Any], monitor: dict[str, Any], live: dict[str, Any]) -> dict[str, Any]:
-    """What each part takes of the processor time of a decode step as it was measured live."""
+    """What each part takes of the CPU time of a decode step as it was measured live."""
     layers = reference.trace(WORKLOAD).shape.layers
     found: dict[str, Any] = {}
     for where, row in live.items():

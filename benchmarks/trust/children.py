@@ -14,7 +14,7 @@ from hotset.errors import HotsetError
 
 BATCH = 100
 BATCH_SECONDS = 900
-MOST_LETTERS = 1200
+MAX_LETTERS = 1200
 FAULT = "FAULT"
 
 Case = Callable[[int], str]
@@ -27,7 +27,7 @@ def attempt(case: Case, seed: int) -> str:
         return f"returned {case(seed)}"
     except HotsetError as error:
         kind, text = getattr(error, "kind", ""), str(error)
-        fine = "\n" not in text and len(text) <= MOST_LETTERS
+        fine = "\n" not in text and len(text) <= MAX_LETTERS
         return (
             f"refused {kind}" if fine else f"{FAULT} {seed}: the message is long or has several lines: {text[:200]!r}"
         )

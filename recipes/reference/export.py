@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from settings import SHIPPED, WORK
 
-_MOST_BYTES = 36_000_000
+_MAX_BYTES = 36_000_000
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     (SHIPPED / "digest.json").write_text(json.dumps({"model.safetensors": digest}) + "\n")
     size = sum(path.stat().st_size for path in SHIPPED.iterdir())
     print(f"{size:,} bytes in {SHIPPED}, sha256 {digest}")
-    if size > _MOST_BYTES:
+    if size > _MAX_BYTES:
         raise SystemExit("too large to ship")
 
 

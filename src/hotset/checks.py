@@ -15,7 +15,7 @@ from hotset.errors import HotsetError
 E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
 
-_MOST_LETTERS = 60
+_MAX_LETTERS = 60
 _ENDLESS = 1 << 40
 
 
@@ -25,7 +25,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:
         return f"a {type(value).__name__}"
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
+    return text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]}..."
 
 
 def choice(value: object, kind: type[E], what: str, error: type[HotsetError] = HotsetError) -> E:

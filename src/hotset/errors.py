@@ -58,4 +58,4 @@ class ProfileError(HotsetError):
 
 
 class StopAsked(Exception):  # noqa: N818 - it reports a wish, not an error
-    """Somebody asked to stop: whoever tries something that may fail lets this pass."""
+    """The user asked to stop: code that catches failures lets this pass."""

@@ -1,4 +1,4 @@
-"""Reading files that nobody vouches for: regular ones only, and never more memory than a sound file would take.
+"""Reading files that are not trusted: regular ones only, and never more memory than a sound file would take.
 
 A pipe would wait for ever, a sparse file has gigabytes that take no disk, and a few bytes of JSON make many of lists.
 """

@@ -16,7 +16,7 @@ MAX_EXPERTS = 32767
 MAX_GRID = 1 << 20
 MAX_SLOTS = 1 << 60
 
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -83,7 +83,7 @@ class Budget:
         """Read "8GiB", "25%" or "1536 slots"."""
         word = checked(text, "a budget", BudgetError).strip()
         if match := _SLOTS.fullmatch(word):
-            if len(match[1]) > _MOST_DIGITS:
+            if len(match[1]) > _MAX_DIGITS:
                 raise BudgetError(f"a budget of a number with {len(match[1])} digits of slots is beyond any memory")
             return cls(slots=int(match[1]))
         if match := _PERCENT.fullmatch(word):

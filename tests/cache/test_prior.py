@@ -49,8 +49,8 @@ def saved(controller, **changes):
 
 def chances(controller):
     """All scores, on a scale on which they add."""
-    score, nobody, shape = controller.policy.score.py_func, np.zeros(0, np.int32), controller.plan.shape
-    now = EventView(0, nobody, nobody, 1, 1, int(controller.table.clock[0]) + 1, -1)
+    score, none, shape = controller.policy.score.py_func, np.zeros(0, np.int32), controller.plan.shape
+    now = EventView(0, none, none, 1, 1, int(controller.table.clock[0]) + 1, -1)
     grid = (shape.layers, shape.experts)
     scores = np.array([score(controller.state, controller.table, now, *key) for key in np.ndindex(grid)], float)
     as_counts = {"decay": np.exp2, "blend": np.exp}.get(controller.policy.name, np.asarray)

@@ -116,7 +116,7 @@ def test_admission_rules(spec, admit):
 
 @pytest.mark.parametrize("spec", ["lru", "slru", "blend"])
 def test_pins_and_score_floors_stay(spec):
-    """Whoever is pinned never leaves, and whoever is shielded only when nobody else may."""
+    """A pinned expert is never evicted, one with a score floor only when no other may be."""
 
     def prepare(host):
         host.pin([ExpertKey(layer, expert) for layer in range(SMALL.layers) for expert in (19, 4)])

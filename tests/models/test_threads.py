@@ -45,7 +45,7 @@ def on_cpu(**options: Any) -> Any:
 
 
 def host_driven() -> Any:
-    """The engine of a GPU that the host drives, on the processor."""
+    """The engine of a GPU that the host drives, on the CPU."""
     from transformers import AutoModelForCausalLM
 
     deferred = DeferredExperts(keep=lambda *_: False)

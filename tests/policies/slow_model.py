@@ -66,7 +66,7 @@ class SlowCache:
         return kept, evicted
 
     def _victim(self, event, candidate, admission):
-        """Whom the candidate replaces, or nobody."""
+        """The victim that the candidate replaces, or None."""
         leaving = [key for key in self.resident if self.may_leave(event, key, admission)]
         if admission == "free" or not leaving:
             return None

@@ -21,7 +21,7 @@ from hotset.trace import Phase
 from hotset.trace.synth import SynthConfig, synthesise
 
 MARK = Fingerprint("Qwen3MoeForCausalLM", "abc")
-MOST_MASS = 1 / (1 - 0.5 ** (1 / HALF_LIFE_TOKENS))
+MAX_MASS = 1 / (1 - 0.5 ** (1 / HALF_LIFE_TOKENS))
 SEEDS = st.lists(st.integers(0, 10_000), min_size=3, max_size=3)
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=3, max_size=3)
 
@@ -129,7 +129,7 @@ def test_the_mass_is_bounded(runs: list[tuple[int, int]]) -> None:
     for seed, tokens in enumerate(runs):
         profile = fold(profile, counted(tokens, seed))
     assert profile is not None
-    assert (profile.uses.sum(axis=2) <= 2 * MOST_MASS * (1 + 1e-9)).all()
+    assert (profile.uses.sum(axis=2) <= 2 * MAX_MASS * (1 + 1e-9)).all()
     assert (profile.tokens == np.sum(runs, axis=0)).all()
 
 

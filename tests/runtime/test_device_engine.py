@@ -1,4 +1,4 @@
-"""The logic of the GPU engine, run on the processor: groups, halves of the staging, and the RAM tier behind slots."""
+"""The logic of the GPU engine, run on the CPU: groups, halves of the staging, and the RAM tier behind slots."""
 
 from __future__ import annotations
 

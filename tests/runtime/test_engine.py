@@ -1,4 +1,4 @@
-"""The engine on the processor: in step with the simulator, safe under any load, honest about failure."""
+"""The engine on the CPU: in step with the simulator, safe under any load, honest about failure."""
 
 from __future__ import annotations
 

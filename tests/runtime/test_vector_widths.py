@@ -1,4 +1,4 @@
-"""What is promised to the bit holds for every width of the processor's vectors, not only for this machine's."""
+"""What is promised to the bit holds for every width of the CPU's vectors, not only for this machine's."""
 
 from __future__ import annotations
 

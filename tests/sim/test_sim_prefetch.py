@@ -449,7 +449,7 @@ def test_guesses_never_cost_time_and_what_they_save_reconciles(
     assert found.in_time + found.late <= misses
     assert found.demand_bytes <= (misses - found.in_time) * SIZE + 1e-6
     assert off.demand_bytes == misses * SIZE
-    # What demand was spared, and what was in vain, is what travelled; a prompt may have claimed some.
+    # What demand was spared, and what was wasted, is what moved; a prompt may have claimed some.
     spared = off.demand_bytes - found.demand_bytes
     assert spared + found.wasted_bytes <= found.prefetched_bytes + 1e-6
     if not (events.phase == Phase.PREFILL).any():

@@ -20,7 +20,7 @@ from hotset.trace.importers import import_trace
 
 PEAK_PER_BYTE = 12  # of the file, or of what a packed file may unpack to
 PEAK_SPARE = 16 << 20
-MOST_SECONDS = 20.0  # of the processor: a busy machine does not count
+MAX_SECONDS = 20.0  # of the processor: a busy machine does not count
 KINDS = ("safetensors", "npz", "csv", "jsonl")
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -43,7 +43,7 @@ def attempt(kind, data, growth=1):
         finally:
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
-        assert time.process_time() - start < MOST_SECONDS
+        assert time.process_time() - start < MAX_SECONDS
         assert peak <= PEAK_PER_BYTE * growth * len(data) + PEAK_SPARE
 
 

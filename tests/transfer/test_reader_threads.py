@@ -1,4 +1,4 @@
-"""Reader threads: what is called off is not written to any more, and threads end when nobody needs them."""
+"""Reader threads: what is cancelled is not written to any more, and threads end when they are not needed."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from hotset.shape import ExpertKey
 from hotset.trace import Event, Phase
 from hotset.trace.events import EventTable
 
-_MOST_TOKENS = (1 << 31) - 1
+_MAX_TOKENS = (1 << 31) - 1
 _PARTS = 8  # parts in which the past of a profile is observed, so that a sliding window forgets it bit by bit
 
 
@@ -56,7 +56,7 @@ class Replayed(NamedTuple):
 
     counters: Counters
     misses: npt.NDArray[np.int32]  # [events]
-    log: npt.NDArray[np.int32]  # [loads, 5]: layer, expert, slot, layer and expert that left; -1 for nobody
+    log: npt.NDArray[np.int32]  # [loads, 5]: layer, expert, slot, layer and expert evicted; -1 for none
 
 
 class Controller:
@@ -72,10 +72,10 @@ class Controller:
         self.reserved: dict[ExpertKey, Reservation] = {}  # experts on their way to slots reserved for them
         self.changes = 0  # of the table that have begun and not ended: more than 0 between calls after an interrupt
         self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
-        self.version = 0  # counts what changes the cache other than events: whoever has a copy takes it anew
+        self.version = 0  # counts what changes the cache other than events: a holder of a copy takes it anew
         self.lease = CacheLease()  # recalled before any change: events may run on a device
         self._kernels = kernels_of(type(policy))
-        self._nobody = np.zeros(0, np.int32)
+        self._no_experts = np.zeros(0, np.int32)
         self._ones = np.ones(plan.shape.experts, np.int32)
 
     def serve(self, event: Event) -> Served:
@@ -98,7 +98,7 @@ class Controller:
             raise HotsetError("an event names at least one expert, each once and in rising order, and a count of each")
         choice(event.phase, Phase, "the phase of an event")
         for number in (event.tokens, *event.counts):
-            whole(number, "the tokens of an event", 1, _MOST_TOKENS)
+            whole(number, "the tokens of an event", 1, _MAX_TOKENS)
 
     def route(
         self,
@@ -221,7 +221,7 @@ class Controller:
 
     def victim(self, layer: int) -> int | None:
         """The slot that the next candidate of a layer without empty slots would take; None if none may be evicted."""
-        slot = self._kernels.victim(self.table, self.state, layer, self._nobody, self._nobody)
+        slot = self._kernels.victim(self.table, self.state, layer, self._no_experts, self._no_experts)
         return None if slot < 0 else int(slot)
 
     def seed_from_rates(self, rates: Grid, tokens: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 class CacheLease:
     """A device takes the cache by uploading it; the host recalls it before it serves an event or changes anything.
 
-    While it is held, the arrays of the host lag behind: only whoever follows the device's log may write to them.
+    While it is held, the arrays of the host lag behind: only the follower of the device's log may write to them.
     """
 
     def __init__(self) -> None:

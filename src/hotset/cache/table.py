@@ -13,11 +13,11 @@ from hotset.cache.plan import Scope, SlotPlan
 FOREVER = np.iinfo(np.int64).max
 """The time of last use of a pinned expert, so that one comparison protects it like the experts of a running event."""
 RESERVED = FOREVER - 1
-"""The time of last use of an expert that is on its way to a slot held for it: nobody may take that slot."""
+"""The time of last use of an expert that is on its way to a slot reserved for it: no other may take that slot."""
 
 
 class Table(NamedTuple):
-    """The arrays of a residency; an entry of -1 means nobody, and never leaves this package."""
+    """The arrays of a residency; an entry of -1 means none, and never leaves this package."""
 
     slot_of: Any  # int32 [layers, experts]
     layer_in: Any  # int32 [slots]

@@ -38,7 +38,7 @@ class Usage(NamedTuple):
 def make_usage(shape: ModelShape) -> Usage:
     """Statistics of a cache that has served nothing."""
     grid = (shape.layers, shape.experts)
-    # Room for the decode passes, then for one prompt: whoever reads the log does so between passes.
+    # Room for the decode passes, then for one prompt: the monitor reads the log between passes.
     entries = (
         (LOGGED_PASSES + 2) * LOG_FIELDS * shape.layers
         + 2 * LOGGED_PASSES * shape.token_cycle
@@ -92,7 +92,7 @@ def _bucket(usage: Usage, layer: int, now: int) -> int:
 
 @compiled
 def _write_down(log: Any, event: EventView) -> None:
-    """Log the event, as long as there is room: a log that nobody reads ends, and says that it did."""
+    """Log the event, as long as there is room: a log that is never read ends, and says that it did."""
     at, size = log[1], len(event.experts)
     if log[2] or at + LOG_FIELDS + 2 * size > len(log):
         log[2] += 1

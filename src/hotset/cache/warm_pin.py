@@ -116,7 +116,7 @@ class WarmPin:
 
 
 def _nothing() -> None:
-    """Whoever has decided against it has nothing to do."""
+    """Once decided against, there is nothing to do."""
 
 
 def most_used(live: Controller, uses: Counts) -> npt.NDArray[np.bool_]:

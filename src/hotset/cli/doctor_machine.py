@@ -56,7 +56,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def processor() -> dict[str, Any]:
-    """The processor: its name, the cores that this process may use, and the instructions that matter."""
+    """The CPU: its name, the cores that this process may use, and the instructions that matter."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = set((fields.get("flags") or fields.get("Features") or "").split())

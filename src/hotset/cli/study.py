@@ -1,4 +1,4 @@
-"""`hotset study`: questions about caching and fetching ahead, answered by replays in one go."""
+"""`hotset study`: questions about caching and prefetch, answered by replays in one go."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Arena:
         )
 
     def rows(self) -> Bytes:
-        """The bytes of all slots, of shape (slots, slot_bytes); for memory that the processor can reach."""
+        """The bytes of all slots, of shape (slots, slot_bytes); for memory that the CPU can reach."""
         rows: Bytes = self.memory.numpy().reshape(self.slots, self.slot_bytes)
         return rows
 

@@ -198,7 +198,7 @@ class BackgroundLoader:
             for _ in self._steps:
                 if self._stop.is_set():
                     return
-        except HotsetError as error:  # demand will meet the same fault, with somebody there to hear of it
+        except HotsetError as error:  # demand will meet the same fault, with a caller to hear of it
             self.error = error
         finally:
             atexit.unregister(self.stop)

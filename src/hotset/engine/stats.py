@@ -98,7 +98,7 @@ class EngineStats:
         self.recorder = self.routers = None
 
     def listen(self, listener: LoadListener | None) -> None:
-        """Tell somebody of every event that loads experts."""
+        """Tell a listener of every event that loads experts."""
         self.listener = listener
 
     def recorder_of(self, step: Step) -> Recorder | None:

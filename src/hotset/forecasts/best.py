@@ -1,7 +1,7 @@
 """All that is known, weighed: a logistic regression over the other forecasts, learnt while the model runs.
 
 What the members say is taken as log-odds against the rate of use, so a member that knows nothing adds nothing. There
-is one vector of weights per distance; where the target lies in the next pass, whose token nobody knows yet, there is
+is one vector of weights per distance; where the target lies in the next pass, whose token is not known yet, there is
 another, and two more for passes of several tokens, where the question is whether any of them uses an expert.
 
 Likeness of requests (eam) is no member: it adds less than 0.05 points of recall for more than half as much time again.
@@ -33,7 +33,7 @@ MEMBERS = 5
 _LANES = 8  # rows are padded to whole vectors, and sums run in fixed lanes: the same bits on every machine
 _LEARN_RATE = 0.05
 _FORGET = 0.98  # of squared gradients at each event
-_LEAST_ENERGY = 1e-12
+_MIN_ENERGY = 1e-12
 
 
 class BestState(NamedTuple):
@@ -110,7 +110,7 @@ def _step(state: BestState, surprise: Any, layer: int, d: int, kind: int) -> Non
     for f in range(COMMON + MEMBERS):
         row = state.common[layer, f] if f < COMMON else state.members[d, layer, f - COMMON]
         gradient = _dot(surprise, row) / experts
-        energy[f] = _FORGET * energy[f] + gradient * gradient + _LEAST_ENERGY
+        energy[f] = _FORGET * energy[f] + gradient * gradient + _MIN_ENERGY
         weights[f] += _LEARN_RATE * gradient / math.sqrt(energy[f])
 
 
@@ -191,7 +191,7 @@ def _weigh(state: BestState, target: int, d: int, weights: Any) -> None:
 
 @compiled
 def _logistic(x: float) -> Any:
-    """1 / (1 + exp(-x)) by repeated squaring: plain arithmetic that vectorises, within 0.002 everywhere."""
+    """1 / (1 + exp(-x)) by repeated squaring: multiplications that vectorise, within 0.002 everywhere."""
     power = 1.0 - min(abs(x), 24.0) / 256.0
     for _ in range(8):
         power *= power

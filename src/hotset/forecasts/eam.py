@@ -30,8 +30,8 @@ SMOOTH = 4.0
 
 _LEARN_RATE = 0.05
 _FORGET = 0.98  # of squared gradients at each event
-_LEAST_ENERGY = 1e-12
-_LEAST_SLOPE = 0.05  # what is predicted more must never become less likely
+_MIN_ENERGY = 1e-12
+_MIN_SLOPE = 0.05  # what is predicted more must never become less likely
 
 
 class EamForecastState(NamedTuple):
@@ -88,12 +88,12 @@ def _learn(state: EamForecastState, seen: Seen) -> None:
         offset += surprise / experts
     _step(state, 0, slope)
     _step(state, 1, offset)
-    state.line[0] = max(state.line[0], _LEAST_SLOPE)
+    state.line[0] = max(state.line[0], _MIN_SLOPE)
 
 
 @compiled
 def _step(state: EamForecastState, which: int, gradient: float) -> None:
-    state.energy[which] = _FORGET * state.energy[which] + gradient * gradient + _LEAST_ENERGY
+    state.energy[which] = _FORGET * state.energy[which] + gradient * gradient + _MIN_ENERGY
     state.line[which] += _LEARN_RATE * gradient / math.sqrt(state.energy[which])
 
 

@@ -112,7 +112,7 @@ def _write(state: TokenState, slot: int, seen: Seen) -> None:
 class Token(Forecast):
     """The probability of each expert by how many of the last four occurrences of the token's id used it.
 
-    An id has one place, id modulo slots, and takes it from whoever is there. A slot takes layers x top_k x 8 bytes
+    An id has one place, id modulo slots, and takes it from the id that is there. A slot takes layers x top_k x 8 bytes
     and a little; there are fewer than asked for where they would take more than 64 MiB.
     """
 

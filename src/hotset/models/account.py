@@ -28,7 +28,7 @@ LIBRARIES_BYTES = 128 << 20
 """What libraries take once a model runs: compiled code, plans of multiplications, blocks that allocators keep."""
 _KEPT_PLANS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 GPU_LIBRARIES_BYTES = 256 << 20
-_LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES, _CHUNK_SHARE = 32 << 20, 2 << 30, 1 / 24
+_MIN_CHUNK_BYTES, _MAX_CHUNK_BYTES, _CHUNK_SHARE = 32 << 20, 2 << 30, 1 / 24
 _ROUNDING = 0.02  # free memory moves between a refusal and the next try
 
 
@@ -126,7 +126,7 @@ def chunk_bytes(device: torch.device) -> int:
     It does not depend on what is free at the moment, so that a prompt is computed alike from run to run.
     """
     total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else memory_limit_bytes()
-    return min(max(int(total * _CHUNK_SHARE), _LEAST_CHUNK_BYTES), _MOST_CHUNK_BYTES)
+    return min(max(int(total * _CHUNK_SHARE), _MIN_CHUNK_BYTES), _MAX_CHUNK_BYTES)
 
 
 def free_bytes(device: torch.device) -> int:

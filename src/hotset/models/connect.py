@@ -46,7 +46,7 @@ def connect(model: Any, moe_layers: list[MoeLayer], catalog: Catalog, plan: Slot
     try:
         drive_by_device(model, handle, options)
     except BaseException:
-        handle.close()  # nobody else knows of its threads and memory yet
+        handle.close()  # no caller knows of its threads and memory yet
         handle.lift()
         raise
     if engine.kind == "cuda" and engine.offload is not None and not engine.offload.pinned:
@@ -91,7 +91,9 @@ def make_engine(
     """The engine for the device."""
     controller = Controller(plan, parse(options.policy_spec))
     specs = [moe_layer.spec for moe_layer in moe_layers]
-    predictor = make_guesser(model, moe_layers, controller, options) if plan.ahead and options.prefetch != OFF else None
+    predictor = (
+        make_predictor(model, moe_layers, controller, options) if plan.ahead and options.prefetch != OFF else None
+    )
     monitor = CacheMonitor(
         controller, notices.add, switch=options.switches_policy, warm_pin_tokens=warm_pin_tokens(options)
     )
@@ -154,10 +156,10 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
         handle.warn(f"the host drives the GPU, for {reasons[0]}")
 
 
-def make_guesser(
+def make_predictor(
     model: Any, moe_layers: Sequence[MoeLayer], controller: Controller, options: RunOptions
 ) -> ForecastPredictor:
-    """Whoever says what to fetch ahead: the forecast named, or the next layers' gates where that pays."""
+    """What predicts for prefetch: the forecast named, or the next layers' routers where that pays."""
     routers = Routers.of(model, moe_layers)
     named = options.prefetch != AUTO
     forecast = parse_forecast(options.prefetch if named else "gate" if routers is not None else "best")

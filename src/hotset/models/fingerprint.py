@@ -18,7 +18,7 @@ from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import dequantising
 from hotset.profile import Fingerprint
 
-_MOST_BYTES = 1 << 22
+_MAX_BYTES = 1 << 22
 
 
 def fingerprint_of(model: Any, moe_layers: Sequence[MoeLayer]) -> Fingerprint:
@@ -29,7 +29,7 @@ def fingerprint_of(model: Any, moe_layers: Sequence[MoeLayer]) -> Fingerprint:
         for name, tensor in _routers(model, moe_layer):
             plain = tensor.detach().to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy()
             digest.update(f"{name.rpartition('.')[2]} {tuple(tensor.shape)}\n".encode())
-            digest.update(plain.tobytes()[:_MOST_BYTES])
+            digest.update(plain.tobytes()[:_MAX_BYTES])
     return Fingerprint(str(architecture), digest.hexdigest())
 
 

@@ -35,7 +35,7 @@ from hotset.trace import Phase
 
 
 def _routers_of(model: weakref.ref[Any], moe_layers: list[MoeLayer]) -> Routers | None:
-    """The routers of a model that nobody but its owner keeps alive."""
+    """The routers of a model that only its owner keeps alive."""
     return Routers.of(model(), moe_layers)
 
 
@@ -83,7 +83,7 @@ class Handle(CacheReport):
     def stats(self) -> dict[str, Any]:
         """What happened since the last reset: hits, bytes and time; hits and misses add up to the experts asked for.
 
-        Hits and misses are the cache's own, as a replay gives them. `prefetch_hits` are misses that nobody waited for,
+        Hits and misses are the cache's own, as a replay gives them. `prefetch_hits` are misses that no step waited for,
         since a guess had fetched them in time; `late` are those that were still on their way. A `hit_rate` is None
         until an expert was asked for. `backward` is what backward passes asked for: the policy
         and these counts do not know of it.

@@ -113,7 +113,7 @@ class Trials:
         try:
             result = source.convert(piece.row_range.parameter, numbered, self.model).reshape(-1)
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
-            return None  # a conversion that is arithmetic, not a rearrangement
+            return None  # a conversion that computes, not a rearrangement
         return _runs(result, [math.prod(t.shape) for t in piece.flat()])
 
 

@@ -1,4 +1,4 @@
-"""The routers of the layers ahead, applied to what this layer's router saw: guesses of what they will choose."""
+"""The routers of the layers ahead, applied to what this layer's router saw: predictions of what they will choose."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ def _widened(scores: Tensor, width: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _none_of(tokens: int, experts: int, device: torch.device) -> Tensor:
-    """Nobody can be chosen; made once and then shared: nobody writes to them."""
+    """No expert can be chosen; made once and then shared, never written to."""
     return torch.full((tokens, experts), float("-inf"), device=device)
 
 
 @lru_cache(maxsize=64)
 def _nothing(tokens: int, distances: int, width: int, device: torch.device) -> Tensor:
-    """No guesses, made once and then shared: nobody writes to them."""
+    """No predictions, made once and then shared, never written to."""
     return torch.full((tokens, distances, width), -1, device=device)
 
 
@@ -261,7 +261,7 @@ def _chosen(module: Any, rows: Tensor, correction: Tensor | None, top_k: int) ->
     """What the router itself chooses for these rows; families differ in how theirs is called."""
     more = () if correction is None or any(name in _CORRECTIONS for name in _named(module)) else (correction,)
     try:
-        out = module.forward(rows, *more)  # not the call: whoever hooks into that counts passes of the model
+        out = module.forward(rows, *more)  # not the call: a hook on that counts passes of the model
     except (TypeError, ValueError, RuntimeError, IndexError):
         return None
     numbers = [one for one in (out if isinstance(out, tuple) else ()) if one.dtype == torch.long]

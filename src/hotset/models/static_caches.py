@@ -21,7 +21,7 @@ class CacheSize(NamedTuple):
 
 
 class KVCachePool:
-    """The one owner of static key-value caches of a model: whoever generates acquires one, and releases it.
+    """The one owner of static key-value caches of a model: each call of generate acquires one, and releases it.
 
     They are of use only while the device may drive: the pool is opened by what captures steps, and closed when that
     gives up. A closed pool has none to give, and callers go on with the library's own caches.
@@ -38,7 +38,7 @@ class KVCachePool:
         return len(self._free)
 
     def open(self) -> None:
-        """Have caches for whoever asks."""
+        """Have caches for callers."""
         self.is_open = True
 
     def close(self) -> None:

@@ -238,7 +238,7 @@ def _ids(tokens: torch.Tensor | None) -> Any:
 
 
 def _weak(cache: Any) -> Callable[[], Any]:
-    """A cache, as long as somebody else keeps it."""
+    """A cache, as long as its owner keeps it."""
     return weakref.ref(cache) if hasattr(cache, "__weakref__") else lambda: None
 
 

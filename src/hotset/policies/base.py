@@ -42,7 +42,7 @@ Grid = npt.NDArray[np.float64]
 _HOT: dict[str, Any] = {"nogil": True, "_nrt": False}
 
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
-_MOST = 1 << 40  # of a whole number among a policy's options; each has tighter bounds of its own
+_MAX = 1 << 40  # of a whole number among a policy's options; each has tighter bounds of its own
 
 
 def compiled(function: F) -> F:
@@ -144,7 +144,7 @@ def check_options(holder: Any) -> None:
         if kind is bool:
             instance(value, bool, what, PolicyError)
         elif kind is int:
-            put(holder, **{option.name: whole(value, what, -_MOST, _MOST, PolicyError)})
+            put(holder, **{option.name: whole(value, what, -_MAX, _MAX, PolicyError)})
         elif kind is float and (isinstance(value, bool | str) or not isinstance(value, SupportsFloat)):
             raise PolicyError(f"{what} must be a number, not {shown(value)}")
         elif kind is float:

@@ -2,7 +2,7 @@
 
 Rates of use at several half-lives, and what usually follows the experts just used, are the features of a logistic
 regression. Its weights are learnt while the model runs, one shared vector plus a correction per layer. LRU (only the
-shortest half-life) and LFU (only the infinite one) are special cases, so nobody has to say which regime it is.
+shortest half-life) and LFU (only the infinite one) are special cases, so no option has to say which regime it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FEATURES = RATES + 3
 _LANES = 8  # rows are padded to whole vectors, and sums run in fixed lanes: the same bits on every machine
 _LEARN_RATE = 0.05
 _FORGET = 0.98  # of squared gradients at each event: sums that only grow make every step smaller, and a change a trap
-_LEAST_ENERGY = 1e-12  # a feature that is always zero must not divide by zero
+_MIN_ENERGY = 1e-12  # a feature that is always zero must not divide by zero
 _SPELL = 10.0  # passes; a resident that stays so long takes half of what holds for the next pass only
 _CHURN_RATE = 0.02
 _SMOOTH = 4.0  # a transition row starts as this many tokens of the all-time rate
@@ -92,7 +92,7 @@ def _discount(state: BlendState, table: Any, event: EventView) -> Any:
 
 @compiled
 def _logistic(x: float) -> Any:
-    """1 / (1 + exp(-x)) by repeated squaring: plain arithmetic that vectorises, within 0.002 everywhere."""
+    """1 / (1 + exp(-x)) by repeated squaring: multiplications that vectorise, within 0.002 everywhere."""
     power = 1.0 - min(abs(x), 24.0) / 256.0
     for _ in range(8):
         power *= power
@@ -130,7 +130,7 @@ def _learn(state: BlendState, layer: int, used: Any) -> None:
         surprise[e] = 0.0
     for f in range(FEATURES):
         gradient = _dot(surprise, state.features[layer, f]) / num_experts
-        square = gradient * gradient + _LEAST_ENERGY
+        square = gradient * gradient + _MIN_ENERGY
         state.shared_energy[f] = _FORGET * state.shared_energy[f] + square
         state.own_energy[layer, f] = _FORGET * state.own_energy[layer, f] + square
         state.shared[f] += _LEARN_RATE * gradient / math.sqrt(state.shared_energy[f])

@@ -4,7 +4,7 @@ MoE-Infinity (arXiv 2401.14361) counts the tokens that use each expert during on
 experts, and keeps the matrices of past requests, prefill and decode apart. The functions here are shared: the forecast
 `eam` and the collection of a profile are built on the same state.
 
-Nobody says when a request ends. Requests that take turns get a pass each in a round, so one is over
+No call says when a request ends. Requests that take turns get a pass each in a round, so one is over
 
 - when another has begun two passes since it was last seen; a second pass in a row thus ends all others,
 - when its number comes back with a prompt after a decode,
@@ -31,10 +31,10 @@ MAX_NEAREST = 8
 RUNNING = 16
 """Requests that may take turns; of more, some are cut into pieces."""
 PHASES = 2
-_MOST_BYTES = 256 << 20  # of stored matrices; a very large model keeps fewer of them
-_MOST_RUNNING_BYTES = 64 << 20
+_MAX_BYTES = 256 << 20  # of stored matrices; a very large model keeps fewer of them
+_MAX_RUNNING_BYTES = 64 << 20
 _NEVER = np.iinfo(np.int64).max  # when an empty place was seen: nothing was seen later
-_NOBODY, _SEEDED = -2, -1  # numbers of no request
+_NO_REQUEST, _SEEDED = -2, -1  # numbers of no request
 
 
 class EamState(NamedTuple):
@@ -76,7 +76,7 @@ def observe(state: EamState, table: Any, event: EventView) -> None:
 
 @compiled
 def score(state: EamState, table: Any, event: EventView, layer: int, expert: int) -> Any:
-    """The predicted share of the layer's uses; less in deep layers, which leave time to fetch ahead."""
+    """The predicted share of the layer's uses; less in deep layers, which leave time to prefetch."""
     return (share(state, event.phase, layer, expert) + state.eps[0]) * (1.0 - layer / state.running.shape[1])
 
 
@@ -163,9 +163,9 @@ def _limit(state: EamState, run: int, layer: int) -> Any:
     """Running requests last seen before this event are over; a run of -1 is a new request."""
     if run >= 0:
         return state.begun[run] if layer <= state.layer[run] else 1
-    if _find(state, _SEEDED) >= 0:  # nobody takes turns with a profile
+    if _find(state, _SEEDED) >= 0:  # no request takes turns with a profile
         return state.clock[0]
-    return state.seen[_oldest(state)] + 1 if _find(state, _NOBODY) < 0 else 1
+    return state.seen[_oldest(state)] + 1 if _find(state, _NO_REQUEST) < 0 else 1
 
 
 @compiled
@@ -174,17 +174,17 @@ def _begin(state: EamState, request: int) -> Any:
     lone = _lone(state)
     if lone >= 0:
         _save(state, lone)
-    run = _find(state, _NOBODY)
+    run = _find(state, _NO_REQUEST)
     state.request[run] = request
     return run
 
 
 @compiled
 def _lone(state: EamState) -> Any:
-    """The only running request, if it has begun a second pass: so far nobody takes turns with it."""
+    """The only running request, if it has begun a second pass: so far no other takes turns with it."""
     found = -1
     for run in range(len(state.request)):
-        if state.request[run] != _NOBODY:
+        if state.request[run] != _NO_REQUEST:
             if found >= 0:
                 return -1
             found = run
@@ -251,7 +251,7 @@ def _save(state: EamState, run: int) -> None:
     for other in range(len(state.own)):
         if state.own[other] == place:
             state.own[other] = -1
-        if state.request[other] != _NOBODY:
+        if state.request[other] != _NO_REQUEST:
             _relate(state, other, place)
     state.own[run], state.unsaved[run] = place, 0
 
@@ -312,7 +312,7 @@ def _relate(state: EamState, run: int, place: int) -> None:
 
 @compiled
 def _clear(state: EamState, run: int) -> None:
-    state.request[run], state.seen[run], state.own[run] = _NOBODY, _NEVER, -1
+    state.request[run], state.seen[run], state.own[run] = _NO_REQUEST, _NEVER, -1
     state.phase[run], state.passes[run], state.matched[0] = 0, 0, 0
     for phase in range(PHASES):
         state.running_square[phase, run] = 0.0
@@ -357,8 +357,8 @@ def fill_shares(state: EamState, phase: int, out: Grid) -> None:
 def empty_state(shape: ModelShape, capacity: int, nearest: int, eps: float) -> EamState:
     """No request is stored, and none runs."""
     layers, experts = shape.layers, shape.experts
-    capacity = max(1, min(capacity, _MOST_BYTES // (PHASES * layers * experts * 4)))
-    running = max(1, min(RUNNING, _MOST_RUNNING_BYTES // (PHASES * layers * experts * 8)))
+    capacity = max(1, min(capacity, _MAX_BYTES // (PHASES * layers * experts * 4)))
+    running = max(1, min(RUNNING, _MAX_RUNNING_BYTES // (PHASES * layers * experts * 8)))
     return EamState(
         held=np.zeros(1, np.int64),
         columns=np.zeros((PHASES, layers, experts, capacity), np.float32),
@@ -370,7 +370,7 @@ def empty_state(shape: ModelShape, capacity: int, nearest: int, eps: float) -> E
         running_square=np.zeros((PHASES, running)),
         dots=np.zeros((PHASES, running, capacity)),
         known=np.zeros((PHASES, running, capacity)),
-        request=np.full(running, _NOBODY),
+        request=np.full(running, _NO_REQUEST),
         phase=np.zeros(running, np.int64),
         layer=np.zeros(running, np.int64),
         passes=np.zeros(running, np.int64),

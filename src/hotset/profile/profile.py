@@ -17,7 +17,7 @@ from hotset.trace import Phase
 
 State = dict[str, npt.NDArray[Any]]
 UNKNOWN = "unknown"
-"""The architecture of a model that nobody named."""
+"""The architecture of a model without a name."""
 RESIDENT, PINNED = 1, 2
 """What a seat says of an expert, bit by bit."""
 
@@ -34,7 +34,7 @@ class Fingerprint:
         unknown = UNKNOWN in (self.architecture, other.architecture)
         if self.architecture != other.architecture and not (unknown and allow_foreign):
             if unknown:
-                return "nobody knows what model it is of: --allow-foreign uses it all the same"
+                return "the model that it is of is not known: --allow-foreign uses it all the same"
             return f"it is of a {self.architecture} model, and this is a {other.architecture}"
         if self.digest != other.digest and not allow_foreign:
             return "it is of other weights: --allow-foreign uses it all the same, for a fine-tune of the same model"

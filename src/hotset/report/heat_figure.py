@@ -12,7 +12,7 @@ _SCREEN_DPI = 100
 
 
 class HeatFigure(Figure):
-    """A figure that shows itself in a notebook even where nobody imported pyplot."""
+    """A figure that shows itself in a notebook even where pyplot was not imported."""
 
     def _repr_png_(self) -> bytes:
         buffer = BytesIO()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _UNUSED = "#e4e4e4"
 _TOP_SHARE = 99.0  # percentile: a handful of experts must not darken all others
-_LEAST_CELL = 3.0  # points: a mark in a smaller cell would not be seen
+_MIN_CELL = 3.0  # points: a mark in a smaller cell would not be seen
 _LARGEST_MARK = 6.0
 
 # A name, the colour of a cell and the colour of its mark, by resident + 2 * pinned; they differ in lightness, too.
@@ -62,7 +62,7 @@ def mark_pins(axes: Axes, statistics: Statistics) -> None:
     """Put a mark on every pinned expert, where cells are large enough to show one."""
     width, height = size_of(axes)
     size = min(width / statistics.shape.experts, height / statistics.shape.layers)
-    if size < _LEAST_CELL:
+    if size < _MIN_CELL:
         return
     levels = _levels(statistics)
     for level, (_, _, color) in enumerate(_RESIDENCY):

@@ -16,12 +16,12 @@ from hotset.report.words import plural
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_STEPS = 160
+_MAX_STEPS = 160
 _LONGEST_LABEL, _LONGEST_SLANTED = 28, 16
-_LEAST_LETTERS = 12  # of a label that is cut to stay level
+_MIN_LETTERS = 12  # of a label that is cut to stay level
 _LETTER = 3.9  # points, of a label's width
 _LABEL_SIZE = 7.0
-_LEAST_RANGE = 20  # points of percent from the foot of the axis to its top
+_MIN_RANGE = 20  # points of percent from the foot of the axis to its top
 _SLANT = 40
 _SLANTED_PITCH = 12.0  # points between labels that stand aslant
 
@@ -91,7 +91,7 @@ def _level(marks: list[Mark], places: list[float]) -> dict[int, str] | None:
     names = {}
     for index, (mark, gap) in enumerate(zip(marks, np.diff(places), strict=True)):
         letters = min(int((gap - 4) / _LETTER), _LONGEST_LABEL)
-        if letters < min(len(mark.label), _LEAST_LETTERS):
+        if letters < min(len(mark.label), _MIN_LETTERS):
             return None
         names[index] = short(mark.label, max(letters, 1))
     return names
@@ -116,10 +116,10 @@ def _end(history: History) -> float:
 
 def _gathered(history: History) -> History:
     """Neighbouring spans taken together, so that no more are left than can be told apart."""
-    if len(history.spans) <= _MOST_STEPS:
+    if len(history.spans) <= _MAX_STEPS:
         return history
     ends = np.cumsum(history.spans[:, 0], dtype=float)
-    step = np.ceil(ends / ends[-1] * _MOST_STEPS)
+    step = np.ceil(ends / ends[-1] * _MAX_STEPS)
     starts = np.flatnonzero(np.diff(step, prepend=-1.0))
     return History(np.add.reduceat(history.spans, starts))
 
@@ -133,5 +133,5 @@ def _limits(history: History) -> tuple[float, float]:
     """Round numbers below and above the line, not so close that noise looks like news."""
     rates = 100 * history.hit_rate
     low = max(0, 10 * math.floor((float(np.nanmin(rates)) - 2) / 10))
-    high = min(100, max(10 * math.ceil((float(np.nanmax(rates)) + 2) / 10), low + _LEAST_RANGE))
-    return min(low, high - _LEAST_RANGE), high
+    high = min(100, max(10 * math.ceil((float(np.nanmax(rates)) + 2) / 10), low + _MIN_RANGE))
+    return min(low, high - _MIN_RANGE), high

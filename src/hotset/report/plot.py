@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hotset.shape import ModelShape
     from hotset.sim import LruCurve, Result
 
-_MOST_COLUMNS = 3
+_MAX_COLUMNS = 3
 _LETTERS_PER_INCH = 19  # of the caption
 
 
@@ -60,7 +60,7 @@ def _panels(result: Result, curves: Mapping[str, LruCurve], shapes: Mapping[str,
 def _figure(panels: list[Panel]) -> Figure:
     from matplotlib.figure import Figure
 
-    columns = min(len(panels), _MOST_COLUMNS)
+    columns = min(len(panels), _MAX_COLUMNS)
     lines = math.ceil(len(panels) / columns)
     figure = Figure(figsize=(1.9 + 3.1 * columns if columns > 1 else 6.0, 0.3 + 3.6 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()

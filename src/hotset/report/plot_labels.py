@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LABEL_SIZE = 8.0
 _PITCH = 1.3 * LABEL_SIZE
-_MOST_MOVED, _MOST_MOVED_OF_MANY = 6, 2  # in pitches: a panel alone has room for longer hairlines
+_MAX_MOVED, _MAX_MOVED_OF_MANY = 6, 2  # in pitches: a panel alone has room for longer hairlines
 _POINTS = 72
 
 
@@ -42,7 +42,7 @@ def spread(places: list[float], pitch: float, high: float) -> list[float]:
 def fits(figure: Figure, axes: Axes, panel: Panel, alone: bool) -> bool:
     """Whether names can stand by the ends of their lines without being moved far."""
     ends, places = _places(figure, axes, panel)
-    most = (_MOST_MOVED if alone else _MOST_MOVED_OF_MANY) * _PITCH
+    most = (_MAX_MOVED if alone else _MAX_MOVED_OF_MANY) * _PITCH
     return all(abs(end - place) <= most for end, place in zip(ends, places, strict=True))
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hotset.shape import ModelShape
     from hotset.sim import LruCurve, Row
 
-_MOST_POINTS = 256
-_MOST_APART = 0.05  # points from curve to replay; more is another setting, such as prompts that fill slots
+_MAX_POINTS = 256
+_MAX_APART = 0.05  # points from curve to replay; more is another setting, such as prompts that fill slots
 
 Floats = npt.NDArray[np.float64]
 
@@ -88,7 +88,7 @@ def _line(policy: str, rows: list[Row], curve: LruCurve | None) -> Line:
     curve_x, curve_y = _exact(curve, [row.budget_slots for row in rows])
     below = x < curve_x.min(initial=np.inf)  # sizes that the curve cannot tell were replayed
     path_x, path_y = np.append(x[below], curve_x), np.append(y[below], curve_y)
-    if np.abs(np.interp(x, path_x, path_y) - y).max() > _MOST_APART:
+    if np.abs(np.interp(x, path_x, path_y) - y).max() > _MAX_APART:
         return Line(policy, x, y, (x, y))
     return Line(policy, path_x, path_y, (x, y))
 
@@ -96,6 +96,6 @@ def _line(policy: str, rows: list[Row], curve: LruCurve | None) -> Line:
 def _exact(curve: LruCurve, budgets: list[int]) -> tuple[Floats, Floats]:
     """The curve from its smallest size to the largest budget, through every budget between."""
     least, most = curve.smallest * len(curve.found), max(budgets)
-    steps = np.linspace(least, most, _MOST_POINTS).astype(np.int64) if most > least else np.array([], np.int64)
+    steps = np.linspace(least, most, _MAX_POINTS).astype(np.int64) if most > least else np.array([], np.int64)
     slots = np.union1d(steps, [size for size in budgets if size >= least]).astype(np.int64)
     return 100 * slots / curve.shape.total_experts, 100 * curve.hit_rates(slots)

@@ -28,7 +28,7 @@ _LOOKS = {
     "layered": ("#8C8C8C", "<"),
 }  # fmt: skip
 _SPARE = (("#D55E00", "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#8C8C8C", "v"))
-_MOST_WIDE = 4
+_MAX_WIDE = 4
 
 
 def plot_study(result: StudyResult, path: str | Path) -> None:
@@ -65,9 +65,9 @@ def _panels(result: StudyResult) -> tuple[list[tuple[str, Chart, Rows]], int]:
     if all(chart.by == "trace" for chart in result.charts):
         traces = [""]
     pairs = [(trace, chart) for trace in traces for chart in result.charts]
-    wide = 2 if len(pairs) == _MOST_WIDE else min(len(result.charts), _MOST_WIDE)
+    wide = 2 if len(pairs) == _MAX_WIDE else min(len(result.charts), _MAX_WIDE)
     if len(traces) > len(result.charts):
-        pairs, wide = [(trace, chart) for chart in result.charts for trace in traces], min(len(traces), _MOST_WIDE)
+        pairs, wide = [(trace, chart) for chart in result.charts for trace in traces], min(len(traces), _MAX_WIDE)
     return [(trace, chart, _shown(result.rows, trace, chart)) for trace, chart in pairs], wide
 
 

@@ -17,7 +17,7 @@ from hotset.trace import Phase
 from hotset.trace.events import EventTable
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
-_MOST = 1e18  # bytes and seconds beyond which nothing is modelled
+_MAX = 1e18  # bytes and seconds beyond which nothing is modelled
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us|µs)")
 
 
@@ -40,7 +40,7 @@ class Link:
     def __post_init__(self) -> None:
         endless = isinstance(self.bytes_per_s, float) and self.bytes_per_s == math.inf  # what an oracle is held against
         for name in ("compute_s", "latency_s") if endless else ("bytes_per_s", "compute_s", "latency_s"):
-            put(self, **{name: number(getattr(self, name), f"{name} of a link", 0, _MOST)})
+            put(self, **{name: number(getattr(self, name), f"{name} of a link", 0, _MAX)})
         put(self, expert_share=number(self.expert_share, "expert_share of a link", 0, 1))
         if not (self.bytes_per_s > 0 and self.compute_s > 0):
             raise HotsetError("a link needs a speed and a compute time above 0, and an expert share from 0 to 1")

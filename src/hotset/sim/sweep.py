@@ -26,7 +26,7 @@ BUDGETS = ("5%", "10%", "25%", "40%", "50%")
 
 Start = Literal["cold", "warm"]
 
-_MOST_STREAMS, _MOST_AHEAD, _MOST_SEED = 1 << 20, 1 << 16, (1 << 63) - 1
+_MAX_STREAMS, _MAX_AHEAD, _MAX_SEED = 1 << 20, 1 << 16, (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +54,12 @@ class Sweep:
             put(self, budgets=texts(self.budgets, "budgets", BudgetError))
         if self.scope is not None:
             put(self, scope=choice(self.scope, Scope, "the scope"))
-        put(self, streams=whole(self.streams, "the number of streams", 1, _MOST_STREAMS))
+        put(self, streams=whole(self.streams, "the number of streams", 1, _MAX_STREAMS))
         if self.staging is not None:
             put(self, staging=whole(self.staging, "staging", 0, MAX_SLOTS, BudgetError))
         put(self, prefill=choice(self.prefill, Admit, "the admission of prefill"))
         put(self, fit=number(self.fit, "the share of requests to fit on", 0, 1))
-        put(self, seed=whole(self.seed, "the seed", 0, _MOST_SEED))
+        put(self, seed=whole(self.seed, "the seed", 0, _MAX_SEED))
         if text(self.mode, "the mode") not in ("batch", "turns"):
             raise HotsetError(f'the mode must be "batch" or "turns", not {shown(self.mode)}')
         if self.link is not None:
@@ -69,10 +69,10 @@ class Sweep:
         if self.driver is not None:
             put(self, driver=choice(self.driver, Driver, "the driver"))
         if self.ahead is not None:
-            put(self, ahead=whole(self.ahead, "the number of slots for guesses", 0, _MOST_AHEAD, BudgetError))
+            put(self, ahead=whole(self.ahead, "the number of slots for guesses", 0, _MAX_AHEAD, BudgetError))
 
     def on(self, trace: Trace) -> Setting:
-        """What is compared on one trace: what nobody said is as in the run that it is a recording of."""
+        """What is compared on one trace: what was not given is as in the run that it is a recording of."""
         run = Run.of(trace)
         policies = self.policies or (*POLICIES, *_policy_of(run))
         slots = [f"{run.slots} slots"] if run is not None and run.slots <= trace.shape.total_experts else []

@@ -1,6 +1,6 @@
 """`experts.json`: what a packed store says about itself, written once and believed only after every claim is checked.
 
-The seal tells an edited file from a written one; whoever forges it still meets the checks of every single claim.
+The seal tells an edited file from a written one; a forged one still meets the checks of every single claim.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Packer:
         return index
 
     def close(self) -> None:
-        """Leave the folder to whoever goes on."""
+        """Leave the folder to the run that goes on."""
         if self._pending:
             with suppress(StoreError):
                 self.commit()

@@ -88,7 +88,7 @@ def _within(numbers: npt.NDArray[Any], limit: int) -> bool:
 
 
 def build_events(trace: Trace) -> EventTable:
-    """Gather the tokens of each forward pass into one event per layer; layers nobody computed raise none."""
+    """Gather the tokens of each forward pass into one event per layer; layers that were not computed raise none."""
     passes = np.flatnonzero(np.diff(trace.step, prepend=trace.step[0] - 1))
     bounds = np.append(passes, trace.tokens).astype(np.int64)
     sizes = _event_sizes(trace.experts, bounds, trace.shape.experts)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hotset.trace.trace import Trace
 
 PREFIX = "run."
-_MOST_DIGITS, _MOST_LETTERS = 9, 200
+_MAX_DIGITS, _MAX_LETTERS = 9, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Run:
         """The run that a trace is a recording of, if it says so and what it says can be."""
         meta = {name.removeprefix(PREFIX): text for name, text in trace.meta.items() if name.startswith(PREFIX)}
         numbers = [meta.get(name, "") for name in ("slots", "staging", "ahead")]
-        sound = all(text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS for text in numbers)
+        sound = all(text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS for text in numbers)
         if not sound or meta.get("scope") not in ("layer", "pool") or "policy" not in meta:
             return None
-        policy, differs = meta["policy"][:_MOST_LETTERS], meta.get("differs", "")[:_MOST_LETTERS]
+        policy, differs = meta["policy"][:_MAX_LETTERS], meta.get("differs", "")[:_MAX_LETTERS]
         slots, staging, ahead = (int(text) for text in numbers)
         return cls(policy, meta["scope"], slots, staging, ahead, differs)
 

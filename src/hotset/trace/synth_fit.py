@@ -29,7 +29,7 @@ _SAMPLE_REQUESTS = 512
 _SMALL_VALUES = 15_000_000  # logits per short synthetic trace
 _LARGE_VALUES = 100_000_000  # logits of the traces that settle the fit
 _SMALL_STEPS, _LARGE_STEPS = 8, 4
-_MOST_LAYERS = 32
+_MAX_LAYERS = 32
 _WEIGHT_ROWS = 20_000
 _SPREADS = ("skew", "topic_strength", "noise", "slow")
 _DIFFERENCE = 0.15
@@ -201,7 +201,7 @@ def _sample(trace: Trace) -> Trace:
 def _resize(config: SynthConfig, sample: Trace, values: int) -> SynthConfig:
     """The config at the size of the sample; as layers are alike, few save time and many average."""
     tokens = sample.requests * config.new_tokens
-    layers = max(1, min(_MOST_LAYERS, values // (tokens * config.experts)))
+    layers = max(1, min(_MAX_LAYERS, values // (tokens * config.experts)))
     return replace(config, layers=layers, requests=sample.requests, prompt_tokens=0)
 
 

@@ -32,7 +32,7 @@ def validate(trace: Trace) -> None:
 
 
 def check_again(trace: Trace) -> None:
-    """Look once more at what compiled loops rely on: whoever made the arrays may have written to them since."""
+    """Look once more at what compiled loops rely on: the maker of the arrays may have written to them since."""
     _check_types(trace)
     _check_shapes(trace)
     for rows in _blocks(trace.experts):

@@ -1,6 +1,6 @@
 """What moves experts into rows of memory: a `Mover` starts, a `Transfer` is waited for piece by piece.
 
-An event owns its transfer. A mover knows no policy and no arithmetic: it is told which experts go to which rows.
+An event owns its transfer. A mover knows no policy and no compute: it is told which experts go to which rows.
 """
 
 from __future__ import annotations

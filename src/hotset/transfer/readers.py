@@ -1,4 +1,4 @@
-"""Reader threads: they take loads from one queue and fill slots, demand before guesses."""
+"""Reader threads: they take loads from one queue and fill slots, demand before prefetch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hotset.transfer.file import StoreFile, huge_buffer
 from hotset.transfer.reads import ReadTransfer
 from hotset.transfer.spans import CHUNK_BYTES, Span, chunks
 
-MOST_STARTED = 64
+MAX_STARTED = 64
 """Transfers that are remembered before those that are over are looked for and forgotten."""
 _HUNG_TIMEOUT_S = 1.0  # for a thread that has not answered before
 
@@ -140,7 +140,7 @@ class Readers:
             source = self.catalog.layers[load.layer]
             jobs += [Job(transfer, load, spans) for spans in _pieces(source, source.experts[load.expert])]
         with self._starting:
-            if len(self._started) >= MOST_STARTED:
+            if len(self._started) >= MAX_STARTED:
                 self._started = {one: its for one, its in self._started.items() if not one.done}
             self._started[transfer] = rank  # before anything is queued: `cancel_and_wait` knows of all that may be read
             transfer.add(jobs)
@@ -151,7 +151,7 @@ class Readers:
         self._jobs.add(cast("list[Job]", transfer.waiting), Rank.DEMAND)
 
     def cancel_and_wait(self) -> None:
-        """Cancel all demand and all guesses, and return once no thread writes to their slots any more."""
+        """Cancel all demand and all prefetch, and return once no thread writes to their slots any more."""
         with self._starting:
             transfers = [transfer for transfer, rank in self._started.items() if rank is not Rank.BACKGROUND]
         for transfer in transfers:
@@ -274,7 +274,7 @@ class _Worker:
 
 
 def _caught(work: Callable[[], None]) -> BaseException | None:
-    """Do the work and return what it raised: that belongs to whoever waits for the expert."""
+    """Do the work and return what it raised: that belongs to the caller that waits for the expert."""
     try:
         work()
     except BaseException as error:
@@ -283,7 +283,7 @@ def _caught(work: Callable[[], None]) -> BaseException | None:
 
 
 def default_threads() -> int:
-    """Enough to keep a disk busy; more only get in each other's way, and in that of the arithmetic."""
+    """Enough to keep a disk busy; more only get in each other's way, and in that of compute."""
     return min(4, 2 * (os.cpu_count() or 2))
 
 

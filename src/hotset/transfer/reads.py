@@ -118,7 +118,7 @@ class ReadTransfer:
         return arrived
 
     def cancel(self) -> None:
-        """Call off what has not begun, queued or not; what is being read goes on to its end."""
+        """Cancel what has not begun, queued or not; what is being read goes on to its end."""
         self.cancelled = True
         self._waiting.clear()
 

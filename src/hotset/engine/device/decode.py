@@ -31,7 +31,7 @@ Tensor = torch.Tensor
 
 
 class DeviceDecode:
-    """Host and device take turns to change the slots: whoever does has the lease of the cache."""
+    """Host and device take turns to change the slots: the one that does has the lease of the cache."""
 
     def __init__(
         self,

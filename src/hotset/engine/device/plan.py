@@ -23,8 +23,8 @@ from hotset.policies import Admit, Policy
 
 Tensor = torch.Tensor
 
-MOST_PAIRS = 128
-MOST_EXPERTS = 512
+MAX_PAIRS = 128
+MAX_EXPERTS = 512
 
 _FOREVER = tl.constexpr(int(FOREVER))
 _ALWAYS, _SCORE = tl.constexpr(int(Admit.ALWAYS)), tl.constexpr(int(Admit.SCORE))
@@ -210,9 +210,9 @@ class Plan:
     ) -> None:
         reason = self.supports(controller.policy, controller.plan.scope)
         shape = controller.plan.shape
-        if reason is None and not (1 <= pairs <= MOST_PAIRS and shape.experts <= MOST_EXPERTS):
+        if reason is None and not (1 <= pairs <= MAX_PAIRS and shape.experts <= MAX_EXPERTS):
             reason = (
-                f"{pairs} pairs of {shape.experts} experts: the most are {MOST_PAIRS} pairs of {MOST_EXPERTS} experts"
+                f"{pairs} pairs of {shape.experts} experts: the most are {MAX_PAIRS} pairs of {MAX_EXPERTS} experts"
             )
         if reason is not None:
             raise HotsetError(f"this cache cannot be planned on the device: {reason}")

@@ -24,7 +24,7 @@ class Replay:
     def run(self, step: Step, captured: CapturedStep, inputs: dict[str, Tensor], recorder: Recorder | None) -> Any:
         """Launch a step; returns its outputs, which the next replay overwrites.
 
-        What is recorded is followed at once: whoever records looks at it between steps.
+        What is recorded is followed at once: a recording is read between steps.
         """
         timed, captured.is_fresh = not captured.is_fresh, False
         began = self._streams.moment()

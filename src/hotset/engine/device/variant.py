@@ -21,7 +21,7 @@ class Variant(NamedTuple):
 
     prefetch: bool = False
     recording: bool = False
-    lookahead: Lookahead | None = None  # kept alive by whoever has captured with it
+    lookahead: Lookahead | None = None  # kept alive by the capture that uses it
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Guesses by a forecast: the likeliest experts of the next layers, as many as arrive in time, where that pays."""
+"""Predictions by a forecast: the likeliest experts of the next layers, as many as arrive in time, where that pays."""
 
 from __future__ import annotations
 

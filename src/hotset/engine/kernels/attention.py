@@ -106,7 +106,7 @@ def _attend(
             inside = real[:, None] & (keys < length)[None, :]
         shown, bias = _mask_at(mask, places, inside, kind)
         needed = (tl.max(shown.to(tl.int32), axis=0) > 0)[:, None]
-        # Both loads before any arithmetic: their latencies overlap. Hidden rows become zero, whatever lies there.
+        # Both loads before any compute: their latencies overlap. Hidden rows become zero, whatever lies there.
         tile_k = tl.load(k + wide[:, None] * k_n + at_k[None, :] * k_d, mask=needed & in_k, other=0.0)
         tile_v = tl.load(v + wide[:, None] * v_n + at_v[None, :] * v_d, mask=needed & in_v, other=0.0)
         if use_dot:

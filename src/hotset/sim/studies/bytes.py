@@ -15,14 +15,14 @@ from hotset.trace import Trace
 SPEEDS_GB = (3, 25, 50)
 POLICY = "blend"
 SLOWER, SAVED = 0.02, 0.25
-MOST_EVENTS = 50_000
+MAX_EVENTS = 50_000
 TIMES = 4
 MORE = "best, more slots"
 
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
     """Demand alone, idle slots, every forecast with and without auto, and the oracle, at every speed."""
-    found = mixes(traces, MOST_EVENTS)
+    found = mixes(traces, MAX_EVENTS)
     jobs = [
         partial(measure, mix, speed, forecast, auto)
         for mix in found

@@ -20,13 +20,13 @@ from hotset.trace import Trace
 CAPACITIES = (1, 10, 50, 100, 200, 1000)
 OTHERS = (("lru", "transition"), ("blend", "best"))
 """What needs no matrices, to compare with."""
-MOST_EVENTS = 300_000
+MAX_EVENTS = 300_000
 _ROUNDS, _EVENTS = 5, 2000
 
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
     """Every capacity on every model, then what keeps no matrices."""
-    found = mixes(traces, MOST_EVENTS)
+    found = mixes(traces, MAX_EVENTS)
     jobs = [partial(measure, mix, f"eam:capacity={n}", f"eam:capacity={n}", n) for mix in found for n in CAPACITIES]
     others = [partial(measure, mix, *pair, None) for mix in found for pair in OTHERS]
     notes = [

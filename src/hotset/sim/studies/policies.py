@@ -22,14 +22,14 @@ MIXTRAL = SynthConfig(layers=32, experts=8, top_k=2, requests=60, prompt_tokens=
 SHARES = (0.125, 0.25, 0.375, 0.5)
 SMALL = 8
 """A layer of no more experts than this is cached by single slots, 2 to 6 of 8, not by shares."""
-MOST_EVENTS = 100_000
+MAX_EVENTS = 100_000
 _DRAWN = ("belady", "blend", "eam", "lfru", "lru", "lfu")
 
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
     """Every policy at every size on every model, and the guesses where there are any."""
     every = {**traces, "synthetic, as Mixtral": synthesise(MIXTRAL)}
-    found = mixes(every, MOST_EVENTS)
+    found = mixes(every, MAX_EVENTS)
     jobs: list[Job] = [
         partial(measure, mix, policy, slots)
         for mix in found

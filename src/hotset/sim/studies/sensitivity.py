@@ -19,7 +19,7 @@ from hotset.sim.studies._runs import LINK, LINK_WORDS, SHARE, Outcome, controlle
 from hotset.sim.studies._traces import SPLIT, Mix, mixes
 from hotset.trace import Phase, Trace
 
-MOST_EVENTS = 60_000
+MAX_EVENTS = 60_000
 DECAY = 16
 
 
@@ -70,7 +70,7 @@ def _collection(base: Setting, option: str) -> Setting:
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
     """Every knob on every model."""
-    found = mixes(traces, MOST_EVENTS)
+    found = mixes(traces, MAX_EVENTS)
     jobs = [partial(measure, mix, knob) for mix in found for knob in knobs(mix.test)]
     notes = [
         "the collection's knobs are turned on policy and forecast eam, the others on decay with forecast best",

@@ -17,12 +17,12 @@ USERS = (1, 2, 4, 8, 16)
 MODES: tuple[Literal["batch", "turns"], ...] = ("batch", "turns")
 POLICIES = ("lru", "lfu", "blend", "eam")
 FORECASTS = ("off", "gate", "best")
-MOST_EVENTS, NEW_TOKENS = 40_000, 32
+MAX_EVENTS, NEW_TOKENS = 40_000, 32
 
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
     """Every number of users, in both modes, under every policy and forecast."""
-    found = mixes(traces, MOST_EVENTS, NEW_TOKENS)
+    found = mixes(traces, MAX_EVENTS, NEW_TOKENS)
     jobs = [
         partial(measure, mix, mode, users, policy)
         for mix, mode, users, policy in product(found, MODES, USERS, POLICIES)

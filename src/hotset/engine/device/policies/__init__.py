@@ -9,7 +9,7 @@ A file defines two Triton functions, and `DEVICE`, which says how the host calls
         learns from the event and returns what each expert is worth, a vector; `found` is what load_state returned
 
 `used`, `counts` and `slot_of` are vectors over the layer's experts, padded to `lanes`, a power of two. An event that
-uses nobody must change nothing. Threads do not run in step, and some load what others store: a barrier stands between
+uses none must change nothing. Threads do not run in step, and some load what others store: a barrier stands between
 every load and the store to the same place, and between a store and a later load.
 """
 

@@ -23,7 +23,7 @@ _RATES, _FEATURES = tl.constexpr(host.RATES), tl.constexpr(host.FEATURES)
 _MEAN, _LIFT, _BIAS = tl.constexpr(host.MEAN), tl.constexpr(host.LIFT), tl.constexpr(host.BIAS)
 _LANES = tl.constexpr(host._LANES)
 _LEARN_RATE, _FORGET = tl.constexpr(host._LEARN_RATE), tl.constexpr(host._FORGET)
-_LEAST_ENERGY = tl.constexpr(host._LEAST_ENERGY)
+_MIN_ENERGY = tl.constexpr(host._MIN_ENERGY)
 _SPELL, _CHURN_RATE = tl.constexpr(host._SPELL), tl.constexpr(host._CHURN_RATE)
 _SMOOTH, _RARE = tl.constexpr(host._SMOOTH), tl.constexpr(host._RARE)
 _ROWS = tl.constexpr(16)  # powers of two that hold all features, all rates, and rows of transitions at a time
@@ -128,7 +128,7 @@ def observe_and_score(
 
 @triton.jit
 def _logistic(x):
-    """The host's logistic function: plain arithmetic, repeated squaring."""
+    """The host's logistic function: multiplications only, repeated squaring."""
     power = 1.0 - tl.minimum(tl.abs(x), 24.0) / 256.0
     for _ in tl.static_range(8):
         power = power * power
@@ -206,7 +206,7 @@ def _learn(state, weights, layer, live, experts: tl.constexpr, padded: tl.conste
         surprise = tl.load(state.scratch + padded + start + lane)
         sums += surprise[None, :] * tl.load(rows + start, mask=there[:, None], other=0.0)
     gradient = _add_lanes(sums) / experts
-    square = gradient * gradient + _LEAST_ENERGY
+    square = gradient * gradient + _MIN_ENERGY
     shared, shared_energy, own, own_energy = weights
     shared_energy = shared_energy * _FORGET + square
     own_energy = own_energy * _FORGET + square
