@@ -136,7 +136,7 @@ class Prefetcher:
     def start(self, keys: Iterable[ExpertKey]) -> int:
         """Prefetch experts, in this order, as far as there are rows; returns how many are on their way."""
         loads: list[Load] = []
-        for key in keys:
+        for key in dict.fromkeys(keys):  # one that is named twice takes one row
             if key in self._held or not self._source.has(*key):
                 continue
             row = self._cache.take_row()
