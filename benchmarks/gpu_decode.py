@@ -71,7 +71,7 @@ class Trial:
         self.bench, self.share, self.guess = bench, share, guess
         shape, device = bench.shape, torch.device("cuda", 0)
         ahead = prefetch_rows_for(shape, by_device=True) if guess else 0  # the cache gives them up
-        plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, ahead=ahead)
+        plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, prefetch_rows=ahead)
         controller = Controller(plan, policies.parse(bench.policy))
         specs = [moe_layer.spec for moe_layer in bench.moe_layers]
         self.engine = gpu_engine(

@@ -82,7 +82,7 @@ def run_live(case: Case, rng: random.Random, path: Path) -> tuple[dict[str, Any]
             for tokens in case.prompts:
                 answer(model, rng, tokens)
         plan = handle.engine.controller.plan
-        case.slots, case.staging, case.ahead = plan.cached, plan.staging, plan.ahead
+        case.slots, case.staging, case.ahead = plan.cached, plan.staging, plan.prefetch_rows
         return handle.stats(), warm
 
 

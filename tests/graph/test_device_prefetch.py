@@ -99,7 +99,7 @@ class Machine:
                 self.state.stop.add_(1)
             self.serve(layer, event.index)
             began = begins != "after" and layer + 1 < len(events)
-            self.guess(layer, self.said(events, layer), begins if began else "after")
+            self.predict(layer, self.said(events, layer), begins if began else "after")
 
     def said(self, events: list[Event], layer: int) -> list[Any]:
         """What the routers ahead name after a layer, the nearest first."""
@@ -131,7 +131,7 @@ class Machine:
         self.ahead.claim(layer, self.plan.out, slots_of, self.row_of, index)
         self.ahead.fetch(layer, self.plan.out)
 
-    def guess(self, layer: int, said: list[Any], begins: str = "after") -> None:
+    def predict(self, layer: int, said: list[Any], begins: str = "after") -> None:
         """Send for the next layers, beside whatever computes this one."""
         if begins == "before":
             self.state.stop.add_(1)
@@ -336,7 +336,7 @@ def test_a_guess_is_fetched_from_where_it_stopped(monkeypatch: pytest.MonkeyPatc
         machine.serve(0, events[0].index)
         with monkeypatch.context() as patch:
             stop_after(patch, asked)
-            machine.guess(0, [events[1].said[0]])
+            machine.predict(0, [events[1].said[0]])
         copied = sum(machine.copied(1, place)[0] for place in range(2))
         seen.add(copied)
         rows = machine.state.queued_row[1, :2].tolist()
@@ -409,7 +409,7 @@ def test_a_list_goes_on_when_its_layer_comes_nearer() -> None:
     events = events_of(machine.rng, 1, "oracle")
     machine.state.stop.add_(1)
     machine.serve(0, events[0].index)
-    machine.guess(0, [events[1].said[0], events[2].said[1]])
+    machine.predict(0, [events[1].said[0], events[2].said[1]])
     part = 2 % PARTS
     before = machine.state.queued_expert[part].tolist()
     set_out = [who for place, who in enumerate(before) if who >= 0 and machine.copied(2, place)[0]]
@@ -419,7 +419,7 @@ def test_a_list_goes_on_when_its_layer_comes_nearer() -> None:
     machine.state.stop.add_(1)
     machine.serve(1, events[1].index)
     others = np.setdiff1d(np.arange(SHAPE.experts), set_out)[:4]
-    machine.guess(1, [np.array([[*others, *set_out[:2]]]), events[3].said[1]])
+    machine.predict(1, [np.array([[*others, *set_out[:2]]]), events[3].said[1]])
     after = machine.state.queued_expert[part].tolist()
     assert after[: len(set_out)] == set_out
     assert set(after[len(set_out) :]) <= {*others.tolist(), -1}
@@ -458,7 +458,7 @@ def test_ranks_are_learnt_as_by_the_gate_on_the_host(tokens: int) -> None:
                 layer, experts.astype(np.int32), counts.astype(np.int32), tokens, int(Phase.DECODE), 0, -1, merged
             )
             gate.observe(state, seen)
-            machine.guess(layer, [] if said is None else [said[:, 0]])
+            machine.predict(layer, [] if said is None else [said[:, 0]])
             if said is None:
                 continue
             half = (layer + 1) % 2

@@ -80,8 +80,8 @@ def greedy(model: Any, tokens: int = NEW, ids: Any = IDS, **options: Any) -> lis
     return tiny_device.greedy(model, tokens, ids, **options)
 
 
-def guesser_for(engine: Engine, *, auto: bool) -> ForecastPredictor:
-    payoff = PrefetchTrial(engine.shape.layers, auto=auto, most=engine.controller.plan.ahead)
+def predictor_for(engine: Engine, *, auto: bool) -> ForecastPredictor:
+    payoff = PrefetchTrial(engine.shape.layers, auto=auto, most=engine.controller.plan.prefetch_rows)
     slot_of = engine.controller.table.slot_of
     return ForecastPredictor(parse_forecast("gate"), engine.shape, payoff=payoff, slot_of=slot_of)
 
@@ -201,11 +201,11 @@ def test_passes_with_guesses_are_those_that_the_payoff_names(folder: Path) -> No
     engine = model.hotset.engine
     runs = [Step(number, 1, 1, Phase.DECODE, 0, engine.driver) for number in range(32)]
     assert all(engine.device_decode.prefetches_in(run) for run in runs)  # nobody compares
-    engine.offload.prefetcher.predictor = guesser_for(engine, auto=True)
+    engine.offload.prefetcher.predictor = predictor_for(engine, auto=True)
     found = [engine.device_decode.prefetches_in(run) for run in runs]
     assert found == [not engine.offload.prefetcher.predictor.payoff.goes_without(run.number) for run in runs]
     assert sum(found) == 16  # one of every two goes without
-    engine.offload.prefetcher.predictor = guesser_for(engine, auto=False)
+    engine.offload.prefetcher.predictor = predictor_for(engine, auto=False)
     assert all(engine.device_decode.prefetches_in(run) for run in runs)
     model.hotset.close()
     model = load(folder, ahead=1, install=False)  # one row cannot be shared by two layers
@@ -233,7 +233,7 @@ def test_the_device_waits_until_nothing_is_on_its_way(folder: Path) -> None:
 def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder: Path) -> None:
     model = load(folder, ahead=4)
     engine = model.hotset.engine
-    engine.offload.prefetcher.predictor = guesser = guesser_for(engine, auto=True)
+    engine.offload.prefetcher.predictor = predictor = predictor_for(engine, auto=True)
     expected = greedy(stock, NEW + 1)
     assert greedy(model, NEW + 1) == expected
     assert {one.variant.prefetch for one in model.graphs.held} == {True, False}
@@ -244,7 +244,7 @@ def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder:
     assert stats["prefetch_hits"] == engine.offload.prefetcher.counts.in_time
     assert stats["prefetch"]["most"] == state.max_queued.tolist()
     assert stats["prefetch"]["decision"] in ("trial", "on", "off")
-    assert guesser.payoff.state.seen.sum() > 0 or not CUDA
+    assert predictor.payoff.state.seen.sum() > 0 or not CUDA
     assert stats["driven_by"] == "device"
     assert greedy(model, 2, OTHER) == greedy(stock, 2, OTHER)  # the host takes over, exchanged rows included
     model.hotset.close()

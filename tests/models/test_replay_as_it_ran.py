@@ -46,7 +46,7 @@ def record(path: Path, memory: str, *, before: bool = False, **options: Any) -> 
             generate(model, 1)
             generate(model, 2)
         stats: dict[str, Any] = handle.stats()
-        return stats | {"ahead": handle.engine.controller.plan.ahead}
+        return stats | {"ahead": handle.engine.controller.plan.prefetch_rows}
 
 
 def replayed(path: Path) -> tuple[dict[tuple[str, str, int], dict[str, Any]], list[str]]:

@@ -12,13 +12,13 @@ from hotset.forecasts import Forecast, _kernel, names, parse
 from hotset.policies import eam
 from hotset.policies.base import digest_of
 from hotset.prefetch import trial
-from hotset.sim import _prefetch_loop as ahead
+from hotset.sim import _prefetch_loop as loop
 from hotset.sim import forecasting
 
 LOOPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "steps": _kernel._ENTRIES,
     "judging": forecasting._TEMPLATES,
-    "guessing": ahead.TEMPLATES,
+    "guessing": loop.TEMPLATES,
 }
 MORE: dict[str, tuple[Path, ...]] = {
     "steps": (),
@@ -57,12 +57,12 @@ def test_every_function_that_is_reached_counts(name: str, loop: str) -> None:
 
 def test_what_is_reached_is_more_than_one_file() -> None:
     files = reached(parts(type(parse("eam")), "guessing"))
-    assert files >= {Path(module.__file__ or "") for module in (ahead, forecasting, trial, eam)}
+    assert files >= {Path(module.__file__ or "") for module in (loop, forecasting, trial, eam)}
 
 
-@pytest.mark.parametrize("module", [ahead, forecasting, trial, eam, _kernel])
+@pytest.mark.parametrize("module", [loop, forecasting, trial, eam, _kernel])
 def test_the_name_changes_with_each_source(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [*_kernel.sources_of(type(parse("best")), ahead.TEMPLATES), *MORE["guessing"]]
+    sources = [*_kernel.sources_of(type(parse("best")), loop.TEMPLATES), *MORE["guessing"]]
     before = digest_of(sources)
     assert digest_of(sources) == before
     read = Path.read_bytes

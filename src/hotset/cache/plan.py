@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,25 +23,31 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """So many slots that cache, and beside them a few for staging, which experts only pass through, and for guesses."""
+    """So many slots that cache, and beside them a few for staging, which experts pass, and rows for prefetch."""
 
     shape: ModelShape
     slots: int
     scope: Scope = Scope.LAYER
     staging: int = 0
-    ahead: int = 0
+    prefetch_rows: int = 0
 
     def __post_init__(self) -> None:
         instance(self.shape, ModelShape, "the shape of a plan")
         put(self, scope=choice(self.scope, Scope, "the scope"))
         put(self, slots=whole(self.slots, "the slots of a plan", -MAX_SLOTS, MAX_SLOTS, BudgetError))
         put(self, staging=whole(self.staging, "staging", 0, MAX_SLOTS, BudgetError))
-        put(self, ahead=whole(self.ahead, "the number of slots for guesses", 0, MAX_SLOTS, BudgetError))
+        put(self, prefetch_rows=whole(self.prefetch_rows, "the number of rows for prefetch", 0, MAX_SLOTS, BudgetError))
         if self.slots < self.shape.top_k:
             raise BudgetError(
                 f"a budget of {self.slots} slots cannot hold one event ({self.shape.top_k} experts); "
                 f"the smallest that works is {self.shape.top_k} slots{self._in_bytes(self.shape.top_k)}"
             )
+
+    @property
+    def ahead(self) -> int:
+        """The earlier name of `prefetch_rows`."""
+        warnings.warn("SlotPlan.ahead is deprecated: use prefetch_rows", DeprecationWarning, 2)
+        return self.prefetch_rows
 
     @property
     def cached(self) -> int:

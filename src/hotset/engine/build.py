@@ -55,7 +55,7 @@ def cpu_engine(
     arena = Arena.in_ram(cache.num_rows, catalog.slot_bytes, force=force)
     readers = Readers(catalog, arena.rows().__getitem__, threads=threads)
     mover = DiskMover(readers, cache.staging)
-    prefetcher = Prefetcher(cache, DiskPrefetch(readers), predictor) if controller.plan.ahead else None
+    prefetcher = Prefetcher(cache, DiskPrefetch(readers), predictor) if controller.plan.prefetch_rows else None
     layers = zip(catalog.layers, specs, strict=True)
     kernels = [PerExpertKernels(arena, source.layout, spec) for source, spec in layers]
     driver = HostDriver(cache, mover, kernels, prefetcher, catalog, stats, guard)
@@ -92,7 +92,7 @@ def gpu_engine(
         tier = RamTier(catalog, host_plan, host_policy, guard, threads=threads, force=force)
     arena = Arena.on_device(cache.num_rows, catalog.slot_bytes, device)
     mover = CopyMover(tier, arena, Streams(device), cache.staging)
-    prefetcher = Prefetcher(cache, CopyPrefetch(mover), predictor) if controller.plan.ahead else None
+    prefetcher = Prefetcher(cache, CopyPrefetch(mover), predictor) if controller.plan.prefetch_rows else None
     top_k, layers = controller.plan.shape.top_k, zip(catalog.layers, specs, strict=True)
     of_layers = [kernels(arena, source.layout, spec, top_k) for source, spec in layers]
     driver = HostDriver(cache, mover, of_layers, prefetcher, catalog, stats, guard)

@@ -45,7 +45,7 @@ class SlotCache:
         self.reservations = Reservations(controller)
         self.rows: Ints = np.arange(plan.cached, dtype=np.int32)
         self.staging = range(plan.cached, plan.cached + plan.staging)
-        self.num_rows = plan.cached + plan.staging + plan.ahead
+        self.num_rows = plan.cached + plan.staging + plan.prefetch_rows
         self._prefetch_rows = list(range(self.staging.stop, self.num_rows))
         self._in_use: list[Placement] = []
 

@@ -49,7 +49,7 @@ class Account:
     def check(self, plan: SlotPlan, budget: Budget, extra_bytes: int = 0) -> None:
         """Refuse a plan that memory cannot hold, and name the largest budget that it can."""
         size = plan.shape.expert_bytes or 0
-        needed = (plan.cached + plan.staging + plan.ahead) * size + extra_bytes
+        needed = (plan.cached + plan.staging + plan.prefetch_rows) * size + extra_bytes
         if needed <= self.expert_bytes:
             return
         rest = self.dense_bytes + self.context_bytes + self.work_bytes
@@ -63,7 +63,7 @@ class Account:
         size, shape = plan.shape.expert_bytes or 1, plan.shape
         room = int(self.expert_bytes * (1 - _ROUNDING))
         beside = plan.staging + max(
-            plan.ahead, prefetch_rows(Driver.HOST, shape)
+            plan.prefetch_rows, prefetch_rows(Driver.HOST, shape)
         )  # where some are missing, some are predicted
         slots = min(room // size - beside, shape.total_experts - 1)
         if slots < max(shape.layers, shape.top_k):

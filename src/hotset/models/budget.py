@@ -48,9 +48,9 @@ def plan_slots(
     free_bytes: int,
     on_gpu: bool = False,
     by_device: bool = False,
-    ahead: int = 0,
+    prefetch_rows: int = 0,
 ) -> SlotPlan:
-    """The slots for a budget; a budget in bytes pays for the staging and for guesses, too."""
+    """The slots for a budget; a budget in bytes pays for the staging and for prefetch, too."""
     room = default_staging(shape, on_gpu, by_device) if staging is None else staging
     if room < 1:
         raise BudgetError("staging needs at least one slot: experts that find no place in the cache pass through it")
@@ -58,10 +58,12 @@ def plan_slots(
     if budget.size_bytes is not None and staging is None:
         room = _affordable_staging(budget.size_bytes, shape, room, scope)
     if budget.size_bytes is not None:
-        ahead = _affordable_ahead(budget.slots_for(shape, room), least_slots(shape, scope), shape, ahead)
-    slots = budget.slots_for(shape, room + ahead)
+        prefetch_rows = _affordable_prefetch_rows(
+            budget.slots_for(shape, room), least_slots(shape, scope), shape, prefetch_rows
+        )
+    slots = budget.slots_for(shape, room + prefetch_rows)
     if slots >= shape.total_experts:
-        ahead = 0  # nothing is ever missing
+        prefetch_rows = 0  # nothing is ever missing
     least = least_slots(shape, scope)
     if slots < least:
         raise BudgetError(
@@ -73,7 +75,7 @@ def plan_slots(
                 else ""
             )
         )
-    return SlotPlan(shape, slots, scope, room, ahead)
+    return SlotPlan(shape, slots, scope, room, prefetch_rows)
 
 
 def least_slots(shape: ModelShape, scope: Scope) -> int:
@@ -87,8 +89,8 @@ def _affordable_staging(size_bytes: int, shape: ModelShape, wished: int, scope: 
     return max(1, min(wished, affordable))
 
 
-def _affordable_ahead(slots: int, least: int, shape: ModelShape, wished: int) -> int:
-    """No more slots for guesses than a sixteenth of the cache, which would lose more by it; none where all fits."""
+def _affordable_prefetch_rows(slots: int, least: int, shape: ModelShape, wished: int) -> int:
+    """No more rows for prefetch than a sixteenth of the cache, which would lose more by it; none where all fits."""
     return 0 if slots >= shape.total_experts else max(min(wished, slots // 16, slots - least), 0)
 
 

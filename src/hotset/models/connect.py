@@ -92,7 +92,9 @@ def make_engine(
     controller = Controller(plan, parse(options.policy_spec))
     specs = [moe_layer.spec for moe_layer in moe_layers]
     predictor = (
-        make_predictor(model, moe_layers, controller, options) if plan.ahead and options.prefetch != OFF else None
+        make_predictor(model, moe_layers, controller, options)
+        if plan.prefetch_rows and options.prefetch != OFF
+        else None
     )
     monitor = CacheMonitor(
         controller, notices.add, switch=options.switches_policy, warm_pin_tokens=warm_pin_tokens(options)
@@ -163,7 +165,7 @@ def make_predictor(
     routers = Routers.of(model, moe_layers)
     named = options.prefetch != AUTO
     forecast = parse_forecast(options.prefetch if named else "gate" if routers is not None else "best")
-    shape, most = controller.plan.shape, controller.plan.ahead
+    shape, most = controller.plan.shape, controller.plan.prefetch_rows
     payoff = PrefetchTrial(shape.layers, auto=not named, most=most)
     gate, slot_of = None if routers is None else routers.predict, controller.table.slot_of
     return ForecastPredictor(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)

@@ -58,7 +58,7 @@ class MemoryPlanner:
             free_bytes=account.expert_bytes,
             on_gpu=device.type != "cpu",
             by_device=by_device,
-            ahead=0 if options.prefetch == OFF else prefetch_rows_for(shape, by_device),
+            prefetch_rows=0 if options.prefetch == OFF else prefetch_rows_for(shape, by_device),
         )
         if warning := self.plan.warning(parse(options.policy_spec).name):
             self.notes.append(warning)

@@ -95,4 +95,4 @@ def _run_meta(engine: Engine, before: _History) -> dict[str, str]:
     elif _history(engine).changes:
         differs = "the cache was changed by more than the events while it ran"
     spec = engine.controller.policy.spec
-    return Run(spec, plan.scope.value, plan.cached, plan.staging, plan.ahead, differs).to_meta()
+    return Run(spec, plan.scope.value, plan.cached, plan.staging, plan.prefetch_rows, differs).to_meta()

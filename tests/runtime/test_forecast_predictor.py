@@ -125,7 +125,7 @@ def test_where_everything_is_resident_nothing_is_fetched_ahead(prefetch: str) ->
     model = load(prefetch, memory="100%")
     greedy(model, 3)
     stats = model.hotset.stats()
-    assert model.hotset.engine.controller.plan.ahead == 0
+    assert model.hotset.engine.controller.plan.prefetch_rows == 0
     assert stats["prefetch"] is None
     assert "ahead" not in stats["memory"]
     model.hotset.close()
@@ -136,30 +136,35 @@ def test_a_budget_in_bytes_pays_for_the_slots_of_guesses(memory: str) -> None:
     model = load("gate", memory=memory)
     stats, plan = model.hotset.stats(), model.hotset.engine.controller.plan
     size = Budget.parse(memory).size_bytes or 0
-    assert plan.ahead > 0
-    assert stats["memory"]["ahead"] == plan.ahead * stats["expert_bytes"]
+    assert plan.prefetch_rows > 0
+    assert stats["memory"]["ahead"] == plan.prefetch_rows * stats["expert_bytes"]
     assert size - stats["expert_bytes"] < stats["resident_bytes"] <= size
     assert model.hotset.engine.offload.arena.slots * stats["expert_bytes"] == stats["resident_bytes"]
     model.hotset.close()
 
 
 def planned(size: int, shape: ModelShape, ahead: int, staging: int | None = None) -> Any:
-    return plan_slots(Budget(size_bytes=size), shape, scope=Scope.LAYER, staging=staging, free_bytes=0, ahead=ahead)
+    return plan_slots(
+        Budget(size_bytes=size), shape, scope=Scope.LAYER, staging=staging, free_bytes=0, prefetch_rows=ahead
+    )
 
 
 def test_no_budget_in_bytes_is_exceeded_and_guesses_take_a_sixteenth_at_most() -> None:
     for slots in range(40, 600, 7):
         plan = planned(slots * 1000 + 999, SHAPE, prefetch_rows(Driver.CPU, SHAPE))
-        assert plan.cached + plan.staging + plan.ahead <= slots
-        assert plan.ahead <= slots / 16
-        assert plan.ahead <= prefetch_rows(Driver.CPU, SHAPE) == 4
+        assert plan.cached + plan.staging + plan.prefetch_rows <= slots
+        assert plan.prefetch_rows <= slots / 16
+        assert plan.prefetch_rows <= prefetch_rows(Driver.CPU, SHAPE) == 4
 
 
 @pytest.mark.parametrize("memory", ["25%", "130 slots"])
 def test_a_budget_in_shares_or_slots_speaks_of_the_cache_alone(memory: str) -> None:
-    plans = [plan_slots(memory, SHAPE, scope=Scope.LAYER, staging=None, free_bytes=0, ahead=ahead) for ahead in (0, 16)]
+    plans = [
+        plan_slots(memory, SHAPE, scope=Scope.LAYER, staging=None, free_bytes=0, prefetch_rows=ahead)
+        for ahead in (0, 16)
+    ]
     assert plans[0].cached == plans[1].cached
-    assert [plan.ahead for plan in plans] == [0, 16]
+    assert [plan.prefetch_rows for plan in plans] == [0, 16]
 
 
 def test_guesses_do_not_push_out_experts_that_would_all_fit() -> None:
@@ -186,13 +191,13 @@ def test_a_reset_counts_guesses_anew() -> None:
 
 
 class Watch:
-    """What a guesser was asked and told, pass by pass."""
+    """What a predictor was asked and told, pass by pass."""
 
-    def __init__(self, guesser: ForecastPredictor) -> None:
-        self.gate, self.said = guesser.gate, []
+    def __init__(self, predictor: ForecastPredictor) -> None:
+        self.gate, self.said = predictor.gate, []
         self.sent: list[tuple[Any, ...]] = []
         self.seen: list[Any] = []
-        guesser.gate, after, seen = self._gate, guesser.after, guesser._seen
+        predictor.gate, after, seen = self._gate, predictor.after, predictor._seen
 
         def watched(layer: int, event: Any, run: Any, room: int, is_near: Any) -> Any:
             near = {key for key in np.ndindex(LAYERS, EXPERTS) if is_near(ExpertKey(*key))}
@@ -204,7 +209,7 @@ class Watch:
             self.seen.append(seen(*parts))
             return self.seen[-1]
 
-        guesser.after, guesser._seen = watched, looked  # type: ignore[method-assign]
+        predictor.after, predictor._seen = watched, looked  # type: ignore[method-assign]
 
     def _gate(self, layer: int, hidden: Any, distances: int, width: int) -> Any:
         said = self.gate(layer, hidden, distances, width)  # type: ignore[misc]
@@ -293,11 +298,11 @@ def event_of(experts: list[int], said: Any = None) -> ExpertBatch:
 
 
 def sent_after(
-    guesser: ForecastPredictor, layer: int, experts: list[int], number: int, room: int = 16, near: Any = ()
+    predictor: ForecastPredictor, layer: int, experts: list[int], number: int, room: int = 16, near: Any = ()
 ) -> list[ExpertKey]:
     """Ask as an engine does: the gates first, then, with what they said, the forecast."""
-    event = event_of(experts, guesser.look(layer, torch.zeros(1, 4), decode(number)))
-    return guesser.after(layer, event, decode(number), room, lambda key: key.expert in near)
+    event = event_of(experts, predictor.look(layer, torch.zeros(1, 4), decode(number)))
+    return predictor.after(layer, event, decode(number), room, lambda key: key.expert in near)
 
 
 def decode(number: int, ids: list[int] | None = None) -> Step:
@@ -316,7 +321,7 @@ class Asked(PrefetchTrial):
         return super().most(layer, number)
 
 
-def guesser_of(forecast: str, **options: Any) -> ForecastPredictor:
+def predictor_of(forecast: str, **options: Any) -> ForecastPredictor:
     return ForecastPredictor(parse(forecast), SHAPE, **options)
 
 
@@ -327,89 +332,89 @@ def fixed_gate(experts: list[int]) -> Any:
 
 def test_the_pass_that_is_asked_for_is_that_of_the_layer_to_come() -> None:
     payoff = Asked()
-    guesser = guesser_of("previous", payoff=payoff)
+    predictor = predictor_of("previous", payoff=payoff)
     for layer in range(LAYERS - 1):
-        guesser.after(layer, event_of([1, 2, 3]), decode(5), 8, lambda _: False)
+        predictor.after(layer, event_of([1, 2, 3]), decode(5), 8, lambda _: False)
     assert payoff.asked == [(layer + 1, 5) for layer in range(LAYERS - 1)]
 
 
 def test_after_the_last_layer_the_pass_that_is_asked_for_is_the_next() -> None:
     payoff = Asked()
-    guesser_of("previous", payoff=payoff).after(LAYERS - 1, event_of([1, 2]), decode(5), 8, lambda _: False)
+    predictor_of("previous", payoff=payoff).after(LAYERS - 1, event_of([1, 2]), decode(5), 8, lambda _: False)
     assert payoff.asked == [(0, 6)]
 
 
 def test_no_more_is_sent_than_there_is_room_or_than_pays_and_the_best_goes_first() -> None:
     wanted = list(range(10, 26))
-    guesser = guesser_of("gate", gate=fixed_gate(wanted), payoff=PrefetchTrial(LAYERS, auto=False, most=16))
-    everyone = sent_after(guesser, 0, [1, 2, 3, 4, 5, 6, 7, 8], 1)
+    predictor = predictor_of("gate", gate=fixed_gate(wanted), payoff=PrefetchTrial(LAYERS, auto=False, most=16))
+    everyone = sent_after(predictor, 0, [1, 2, 3, 4, 5, 6, 7, 8], 1)
     assert everyone == [ExpertKey(1, expert) for expert in wanted[:4]]  # four to begin with
-    assert len(sent_after(guesser, 0, [1], 2, room=2)) == 2
-    assert sent_after(guesser, 0, [1], 3, room=0) == []
-    assert sent_after(guesser, 0, [1], 4, near=range(13))[0] == ExpertKey(1, 13)
-    guesser.note(1, decode(4), 0.0, 3, 0)
-    assert len(sent_after(guesser, 0, [1], 5)) == 5
-    assert len(sent_after(guesser, 1, [1], 5)) == 4
+    assert len(sent_after(predictor, 0, [1], 2, room=2)) == 2
+    assert sent_after(predictor, 0, [1], 3, room=0) == []
+    assert sent_after(predictor, 0, [1], 4, near=range(13))[0] == ExpertKey(1, 13)
+    predictor.note(1, decode(4), 0.0, 3, 0)
+    assert len(sent_after(predictor, 0, [1], 5)) == 5
+    assert len(sent_after(predictor, 1, [1], 5)) == 4
 
 
 def test_what_is_unlikely_is_not_sent_for() -> None:
     wanted = list(range(10, 26))
-    guesser = guesser_of("gate", gate=fixed_gate(wanted), payoff=PrefetchTrial(LAYERS, auto=False, most=16))
-    assert {key.expert for key in sent_after(guesser, 0, [40], 0)} <= set(wanted)
+    predictor = predictor_of("gate", gate=fixed_gate(wanted), payoff=PrefetchTrial(LAYERS, auto=False, most=16))
+    assert {key.expert for key in sent_after(predictor, 0, [40], 0)} <= set(wanted)
     for number in range(60):  # the routers ahead are always wrong
         used = [26 + number % 38]
-        sent = [key.expert for layer in range(LAYERS) for key in sent_after(guesser, layer, used, number)]
+        sent = [key.expert for layer in range(LAYERS) for key in sent_after(predictor, layer, used, number)]
     assert sent == []
-    assert 0.0 < guesser._probabilities.max() < MIN_PROBABILITY
+    assert 0.0 < predictor._probabilities.max() < MIN_PROBABILITY
 
 
 def test_control_passes_go_without() -> None:
-    guesser = guesser_of("gate", gate=fixed_gate(list(range(16))))
-    sent = [len(sent_after(guesser, 2, [1], number)) > 0 for number in range(2, 34)]
+    predictor = predictor_of("gate", gate=fixed_gate(list(range(16))))
+    sent = [len(sent_after(predictor, 2, [1], number)) > 0 for number in range(2, 34)]
     assert all(sum(sent[at : at + 2]) == 1 for at in range(0, 32, 2))  # in the trial one of two
-    guesser.payoff.state.stage[0] = ON
-    assert sum(len(sent_after(guesser, 2, [1], number)) > 0 for number in range(48, 64)) == 15
+    predictor.payoff.state.stage[0] = ON
+    assert sum(len(sent_after(predictor, 2, [1], number)) > 0 for number in range(48, 64)) == 15
 
 
 def test_experts_with_a_slot_are_not_sent_for() -> None:
     slot_of = np.full((LAYERS, EXPERTS), -1, np.int32)
     slot_of[1, [10, 12]] = [0, 1]
     forced = PrefetchTrial(LAYERS, auto=False, most=16)
-    guesser = guesser_of("gate", gate=fixed_gate(list(range(10, 26))), payoff=forced, slot_of=slot_of)
-    assert [key.expert for key in sent_after(guesser, 0, [1], 1)] == [11, 13, 14, 15]
+    predictor = predictor_of("gate", gate=fixed_gate(list(range(10, 26))), payoff=forced, slot_of=slot_of)
+    assert [key.expert for key in sent_after(predictor, 0, [1], 1)] == [11, 13, 14, 15]
 
 
 def test_nothing_is_asked_or_learnt_while_guessing_is_switched_off() -> None:
     asked: list[int] = []
-    guesser = guesser_of("previous", gate=lambda *_: asked.append(1))
+    predictor = predictor_of("previous", gate=lambda *_: asked.append(1))
     for number in range(1, 200):
-        guesser.note_pass(decode(number), 1e-3 + 1e-4 * (guesser.payoff.most(0, number) > 0))
-    assert guesser.payoff.decision == "off"
-    assert "costs 0.100 of 1.000 ms per step" in guesser.payoff.reason
-    before = [np.copy(part) for part in guesser.state if isinstance(part, np.ndarray)]
-    assert guesser.look(3, torch.zeros(1, 4), decode(201)) is None
-    assert guesser.after(3, event_of([1, 2]), decode(201), 8, lambda _: False) == []
+        predictor.note_pass(decode(number), 1e-3 + 1e-4 * (predictor.payoff.most(0, number) > 0))
+    assert predictor.payoff.decision == "off"
+    assert "costs 0.100 of 1.000 ms per step" in predictor.payoff.reason
+    before = [np.copy(part) for part in predictor.state if isinstance(part, np.ndarray)]
+    assert predictor.look(3, torch.zeros(1, 4), decode(201)) is None
+    assert predictor.after(3, event_of([1, 2]), decode(201), 8, lambda _: False) == []
     assert asked == []
-    after = [part for part in guesser.state if isinstance(part, np.ndarray)]
+    after = [part for part in predictor.state if isinstance(part, np.ndarray)]
     assert len(before) > 0
     assert all(np.array_equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 def test_what_the_gates_say_of_a_batch_reaches_the_forecast_by_votes() -> None:
-    guesser = guesser_of("gate", gate=None)
+    predictor = predictor_of("gate", gate=None)
     index, said = torch.tensor([[1, 4], [4, 9]]), torch.tensor([[[7, 3]], [[5, 7]]])
     event = ExpertBatch(torch.zeros(2, 4), index, torch.ones(2, 2), EXPERTS, said)
-    seen = guesser._seen(0, event, Step(1, 2, 1, Phase.DECODE, 0, None))
+    seen = predictor._seen(0, event, Step(1, 2, 1, Phase.DECODE, 0, None))
     assert (seen.experts.tolist(), seen.counts.tolist(), seen.tokens) == ([1, 4, 9], [1, 2, 1], 2)
     assert seen.guesses.tolist() == [[7, 5]]
     assert event.flat.tolist() == [1, 4, 4, 9]
 
 
 def test_the_token_of_a_pass_is_known_where_there_is_one() -> None:
-    guesser = guesser_of("token")
-    assert guesser._seen(0, event_of([1]), decode(1, [77])).token == 77
-    assert guesser._seen(0, event_of([1]), decode(1)).token == -1
-    assert guesser._seen(0, event_of([1]), decode(1, [7, 8])).token == -1
+    predictor = predictor_of("token")
+    assert predictor._seen(0, event_of([1]), decode(1, [77])).token == 77
+    assert predictor._seen(0, event_of([1]), decode(1)).token == -1
+    assert predictor._seen(0, event_of([1]), decode(1, [7, 8])).token == -1
 
 
 def test_the_forecast_by_token_knows_the_tokens() -> None:
