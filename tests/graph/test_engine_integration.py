@@ -255,7 +255,7 @@ def test_a_pass_is_timed_by_the_device_and_counted_once(folder: Path) -> None:
     engine = model.hotset.engine
     greedy(model)
     model.hotset.reset_stats()
-    engine.offload.prefetcher.predictor = noted = SimpleNamespace(passes=[])
+    engine.offload.prefetcher.predictor = noted = SimpleNamespace(passes=[], needs_tokens=False)
     noted.note_pass = lambda run, seconds: noted.passes.append((run.number, seconds))
     noted.look = noted.observe = lambda *_: None
     engine.device_decode.steps.follower._adjusted = lambda seconds, _: seconds
