@@ -271,7 +271,7 @@ def test_stats_draws(tmp_path: Path) -> None:
         (["profile", "merge", "a", "b", "-o", "b"], "--force"),
         (["profile", "merge", "a", "b", "-o", "/no/such/folder/c"], "does the folder exist"),
         (["profile", "export", "a", "--csv", "/no/such/folder/c"], "does the folder exist"),
-        (["profile", "export", "a", "--csv", "/"], "choose another name"),
+        (["profile", "export", "a", "--csv", "/"], "give the name of a file"),
         (["profile", "forget", "a"], "--yes"),
         (["profile", "make", "nothing", "-o", "x"], "no such trace"),
         (["stats", "a", "--layer", "-1"], "layers 0 to 2"),

@@ -86,4 +86,4 @@ class SlotPlan:
     def _in_bytes(self, slots: int) -> str:
         """What a person would have to ask for, staging included."""
         size = self.shape.expert_bytes
-        return f" ({format_size((slots + self.staging + self.ahead) * size)})" if size else ""
+        return f" ({format_size((slots + self.staging + self.prefetch_rows) * size)})" if size else ""
