@@ -37,28 +37,20 @@ def test_a_family_computes_what_stock_computes(name: str, memory: str, tmp_path:
     assert verdict.misses > 0
 
 
-def test_a_missing_accelerate_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hotset.models import quantised
-
-    save_fp8(tmp_path)
-    monkeypatch.setattr(quantised, "find_spec", lambda _: None)
-    with pytest.raises(ModelError, match="pip install accelerate"):
-        hotset.load(str(tmp_path), memory="50%")
-
-
 @pytest.mark.parametrize("save", [save_fp8, save_mxfp4])
-def test_quantised_experts_are_dequantised_as_stock_does(save, tmp_path: Path) -> None:
+@pytest.mark.parametrize("experts", ["auto", "dense"])
+def test_quantised_experts_compute_what_stock_computes_of_dequantised_ones(experts: str, save, tmp_path: Path) -> None:
     save(tmp_path)
     stock = exactness.aligned(load_dequantised(tmp_path))
     with tiny.quiet():
-        model = hotset.load(str(tmp_path), memory="50%")
+        model = hotset.load(str(tmp_path), memory="50%", experts=experts)
     exactness.aligned(model)
     poison(model.hotset.engine.offload.arena)
     given = tiny.inputs("", stock)
     expected, found = tiny.logits(stock, given), tiny.logits(model, given)
     model.hotset.close()
     assert torch.equal(expected, found)
-    assert "dequantised" in model.hotset.notes[0]
+    assert any("are expanded" in note for note in model.hotset.notes) == (experts == "dense")
 
 
 def test_a_dense_model_is_refused_by_name(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ EXPERT = re.compile(r"\.experts\.\d+\.\w+\.weight$")
 
 def encode(source: Path, target: Path) -> Path:
     """A copy of a checkpoint with its experts in rows8."""
-    return _rewrite(source, target, lambda name, matrix: _encoded(name, matrix))
+    return rewrite(source, target, lambda name, matrix: _encoded(name, matrix))
 
 
 def decoded(source: Path, target: Path) -> Path:
     """A copy of a checkpoint with its experts as they are once they were in rows8."""
-    return _rewrite(source, target, lambda name, matrix: {name: _back(matrix)})
+    return rewrite(source, target, lambda name, matrix: {name: _back(matrix)})
 
 
 def _encoded(name: str, matrix: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -35,13 +35,13 @@ def _back(matrix: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _rewrite(source: Path, target: Path, change) -> Path:  # type: ignore[no-untyped-def]
+def rewrite(source: Path, target: Path, change, which: re.Pattern[str] = EXPERT) -> Path:  # type: ignore[no-untyped-def]
+    """A copy of a checkpoint with some matrices as `change` makes them of name and matrix."""
     shutil.copytree(source, target)
     file = target / "model.safetensors"
     tensors = {}
     for name, tensor in load_file(file).items():
-        tensors |= change(name, tensor) if EXPERT.search(name) else {name: tensor}
-    assert any(EXPERT.search(name) for name in tensors)
+        tensors |= change(name, tensor) if which.search(name) else {name: tensor}
     save_file(tensors, file, metadata={"format": "pt"})
     return target
 

@@ -23,6 +23,7 @@ from hotset.models.budget import shape_of
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
 from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.quantised import own_reading
 from hotset.models.routers import Routers
 
 CUDA = torch.cuda.is_available()
@@ -64,15 +65,15 @@ def go_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_LISTS", {key: [tuning.Choice(64, 64, 1)] for key in tuning._LISTS})  # whole matrices
 
 
-def make(folder: Path, layers: int, experts: int, top_k: int) -> Path:
+def make(folder: Path, layers: int, experts: int, top_k: int, *, width: int = WIDTH, inner: int = INNER) -> Path:
     """A checkpoint so small that the interpreter gets through it."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(3)
     config = Qwen3MoeConfig(
-        vocab_size=128, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        vocab_size=128, hidden_size=width, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
         num_key_value_heads=1, head_dim=16, num_experts=experts, num_experts_per_tok=top_k,
-        moe_intermediate_size=INNER, initializer_range=0.5, eos_token_id=None,
+        moe_intermediate_size=inner, initializer_range=0.5, eos_token_id=None,
     )  # fmt: skip
     Qwen3MoeForCausalLM(config).save_pretrained(folder)
     return folder
@@ -100,7 +101,8 @@ def load(
 
     deferred = DeferredExperts(keep=lambda *_: False)
     with load_without_experts(deferred):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(DEVICE)
+        own = own_reading(str(folder), {})
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **own).to(DEVICE)
     assert deferred.moe_layers is not None
     assert deferred.catalog is not None
     shape = shape_of(deferred.moe_layers, deferred.catalog)

@@ -92,7 +92,7 @@ def test_the_page_of_the_documents_is_up_to_date() -> None:
 def test_load_and_attach_take_what_applies_to_them() -> None:
     load, attach = (inspect.signature(each).parameters for each in (hotset.load, hotset.attach))
     assert load.keys() - attach.keys() == {
-        "device", "dtype", "trust_remote_code", "auto_class", "from_pretrained", "more",
+        "device", "dtype", "experts", "trust_remote_code", "auto_class", "from_pretrained", "more",
     }  # fmt: skip
     assert attach.keys() - load.keys() == {"spill"}
     assert load["memory"].default == "auto"

@@ -138,7 +138,7 @@ def test_transposed_and_fused_checkpoints(name: str, tmp_path: Path) -> None:
 def test_quantised_experts_are_widened_and_dense_weights_are_left(save: Any, tmp_path: Path) -> None:
     save(tmp_path / "model")
     with tiny.quiet():
-        pack(tmp_path / "model", tmp_path / "pack")
+        pack(tmp_path / "model", tmp_path / "pack", experts="dense")
     source, ours = stock(tmp_path / "model"), through_hotset(tmp_path / "pack")
     assert_experts_equal(tmp_path / "pack", source)
     assert_alike(source, ours, tiny.inputs("", ours), 0.02)

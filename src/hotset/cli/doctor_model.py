@@ -29,6 +29,7 @@ def inspect_model(place: str, trust_remote_code: bool = False) -> Found:
 
     from hotset.models.deferred import DeferredExperts, load_without_experts
     from hotset.models.plausible import refuse_absurd_sizes
+    from hotset.models.quantised import own_reading
 
     found: list[Found] = []
 
@@ -38,8 +39,9 @@ def inspect_model(place: str, trust_remote_code: bool = False) -> Found:
 
     refuse_absurd_sizes(place)
     try:
+        options = {"dtype": "auto", "trust_remote_code": trust_remote_code}
         with load_without_experts(DeferredExperts(keep=stop)):
-            AutoModelForCausalLM.from_pretrained(place, dtype="auto", trust_remote_code=trust_remote_code)
+            AutoModelForCausalLM.from_pretrained(place, **(options | own_reading(place, options)))
     except _InspectedError:
         return found[0]
     from hotset.errors import ModelError

@@ -15,6 +15,7 @@ from hotset.cli.output import JsonFlag, SafeConsole, emit, note
 from hotset.errors import HotsetError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
+EXPERTS = ("auto", "dense", "int8", "int4", "mxfp4")
 
 
 def pack(
@@ -26,6 +27,13 @@ def pack(
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Type of the packed experts: auto (the model's own), bfloat16, float16 or float32.")
+    ] = "auto",
+    experts: Annotated[
+        str,
+        typer.Option(
+            help="Experts as auto (in the checkpoint's own format), dense (plain numbers), or, of plain numbers, made "
+            "small: int8, int4 or mxfp4, in groups of 32."
+        ),
     ] = "auto",
     verify: Annotated[
         Path | None,
@@ -39,10 +47,10 @@ def pack(
     The folder loads like the model it came from. Given again, an interrupted
     command goes on where it stopped.
 
-    Quantised experts (FP8, MXFP4) are widened to the type that the model runs
-    in: their pack is two to four times as large as its source.
+    Quantised experts keep their format. With --experts int4 those of an
+    unquantised model take a little more than a quarter of their bytes.
 
-    Example: hotset pack Qwen/Qwen3-30B-A3B -o qwen3-packed
+    Example: hotset pack Qwen/Qwen3-30B-A3B -o qwen3-packed --experts int4
     """
     if verify is not None:
         _refuse(model is not None or out is not None, "--verify takes the folder of a pack and nothing else")
@@ -53,10 +61,11 @@ def pack(
             "give a model and the folder to write: hotset pack MODEL -o DIR (or: hotset pack --verify DIR)"
         )
     _refuse(dtype not in DTYPES, f"no type is called {dtype}: use {', '.join(DTYPES)}")
-    _pack(model, out, dtype, trust_remote_code, as_json)
+    _refuse(experts not in EXPERTS, f"experts are packed as {', '.join(EXPERTS)}, not {experts:.60}")
+    _pack(model, out, dtype, experts, trust_remote_code, as_json)
 
 
-def _pack(model: str, out: Path, dtype: str, trust_remote_code: bool, as_json: bool) -> None:
+def _pack(model: str, out: Path, dtype: str, experts: str, trust_remote_code: bool, as_json: bool) -> None:
     from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
     from hotset.generation.text_model import locate
@@ -72,7 +81,7 @@ def _pack(model: str, out: Path, dtype: str, trust_remote_code: bool, as_json: b
             raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
         progress = stack.enter_context(_bytes_bar("packing"))
         stack.enter_context(translate_errors(place, "pack the model", LOADING))
-        report = write(place, out, dtype=dtype, progress=progress, trust_remote_code=trust_remote_code)
+        report = write(place, out, dtype=dtype, progress=progress, trust_remote_code=trust_remote_code, experts=experts)
     document = dataclasses.asdict(report) | {"folder": str(report.folder), "bytes": report.size_bytes}
     del document["size_bytes"]
     told = "is a complete pack of this model already" if report.complete_already else "written and read back"

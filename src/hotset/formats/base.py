@@ -74,6 +74,7 @@ class Encoded(NamedTuple):
     shape: tuple[int, ...]  # (outputs, inputs), or (experts, outputs, inputs)
     format: WeightFormat
     tensors: tuple[str, ...]  # the words of its parts, in the format's order
+    beside: tuple[str, ...] = ()  # the words of tensors that belong to it, and that nothing is read from
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,10 @@ class WeightFormat(ABC):
         """The matrices of a checkpoint's module that are in this format."""
         return ()
 
+    def encode(self, matrix: Tensor, out: Sequence[Tensor]) -> None:  # noqa: ARG002 - most are only ever read
+        """Fill the parts of a matrix from its numbers [outputs, inputs], with as little squared error as it takes."""
+        raise FormatError(f"hotset reads {self.name}, and does not make it")
+
     def fill(self, pieces: Sequence[tuple[WeightFormat, Sequence[Tensor]]], out: Sequence[Tensor]) -> None:
         """Fill the parts of a matrix from pieces of a checkpoint, each with the format it has there, one below another.
 
@@ -165,6 +170,10 @@ class WeightFormat(ABC):
 
         for number, target in enumerate(out):
             torch.cat([parts[number] for _, parts in pieces], out=target)
+
+    def holds(self, stored: WeightFormat) -> bool:
+        """Whether the parts of a matrix in a checkpoint's format are parts of this one, byte for byte."""
+        return stored == self
 
     def stacks(self, outputs: Sequence[int], inputs: int) -> bool:
         """Whether matrices of so many outputs below each other are one, byte for byte in every part."""

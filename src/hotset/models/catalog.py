@@ -9,17 +9,21 @@ stays in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hotset.errors import ModelError
-from hotset.formats import laid_out, weight_of
+from hotset.formats import WeightFormat, laid_out, parse, weight_of
+from hotset.formats.dense import Dense
 from hotset.models.checkpoint import ParameterSource
 from hotset.models.encoded import EncodedTensor, rows_of
 from hotset.models.layers import LayerPart, MoeLayer, RowRange
 from hotset.models.pieces import Piece, Trials, check_shape, check_shapes
 from hotset.models.targets import (
     EncodedTarget,
+    ExpandedTarget,
+    MadeTarget,
     PlainTarget,
     RawBytes,
     Target,
@@ -28,26 +32,30 @@ from hotset.models.targets import (
     plain_dtype,
     stacked_tensors,
 )
+from hotset.options.run import AUTO, DENSE
 from hotset.store import Catalog, LayerSource, Matrix, Part, Segment, SlotLayout
 from hotset.store.catalog import Bytes
 from hotset.store.header import StoredTensor
 from hotset.store.layout import PART_ALIGNMENT_BYTES, round_up
 
 Sources = dict[str, ParameterSource]
+STORED_AS = "stored_as"
+"""Of what a catalog says: the formats of experts that are not plain numbers in their checkpoint."""
 
 
 class CatalogBuilder:
     """Turns MoE layers and their sources into a catalog for a kind of device."""
 
-    def __init__(self, model: Any, sources: Sources, kind: str = "cpu") -> None:
-        self.model, self.sources, self.kind = model, sources, kind
+    def __init__(self, model: Any, sources: Sources, kind: str = "cpu", experts: str = AUTO) -> None:
+        self.model, self.sources, self.kind, self.experts = model, sources, kind, experts
         self.files: dict[Path, int] = {}
         self._trials = Trials(model, sources)
+        self._formats: set[str] = set()
 
     def build(self, moe_layers: Sequence[MoeLayer]) -> Catalog:
         """The catalog of all MoE layers."""
         layers = tuple(self._layer(moe_layer) for moe_layer in moe_layers)
-        return Catalog(tuple(self.files), layers)
+        return Catalog(tuple(self.files), layers, meta={STORED_AS: " and ".join(sorted(self._formats))})
 
     def _layer(self, moe_layer: MoeLayer) -> LayerSource:
         pieces = [
@@ -59,7 +67,10 @@ class CatalogBuilder:
         check_shapes(pieces)
         by_part = [[expert[i] for expert in pieces] for i in range(len(parts))]
         layout = self._layout(moe_layer, parts, by_part)
-        targets = [self._target(layout, part.name) for part in parts]
+        targets = [
+            self._target(layout, part.name, moe_layer.spec.is_transposed(part.name), bool(encoded_as(experts)))
+            for part, experts in zip(parts, by_part, strict=True)
+        ]
         if all(t.is_direct(few) for expert in pieces for t, few in zip(targets, expert, strict=True)):
             return LayerSource(layout, [self._straight(targets, expert) for expert in pieces])
         experts = [_packed_segments(self, expert) for expert in pieces]
@@ -72,22 +83,45 @@ class CatalogBuilder:
         laid: list[Part] = []
         matrices: list[Matrix] = []
         for part, experts in zip(parts, pieces, strict=True):
-            found = encoded_as(experts)
-            if found is None:
-                laid.append(Part(part.name, part.shape, plain_dtype(experts, self._trials)))
+            chosen = self._format(moe_layer, part, experts)
+            if isinstance(chosen, Dense):
+                laid.append(Part(part.name, part.shape, chosen.dtype))
                 continue
-            outputs, inputs = part.shape[::-1] if moe_layer.spec.is_transposed(part.name) else part.shape
-            check_encoded(experts, outputs, inputs)
-            stacked = [tensor.shape[-2] for tensor in stacked_tensors(experts[0], self._trials)]
-            own, matrix = laid_out(part.name, found.on(self.kind, stacked), outputs, inputs)
+            own, matrix = laid_out(part.name, chosen, *self._sides(moe_layer, part))
             laid += own
             matrices += [matrix] if matrix is not None else []
         return SlotLayout.of(laid, matrices)
 
-    def _target(self, layout: SlotLayout, name: str) -> Target:
+    def _format(self, moe_layer: MoeLayer, part: LayerPart, experts: Sequence[list[Piece]]) -> WeightFormat:
+        """The format that a tensor of an expert has in its slot."""
+        found = encoded_as(experts)
+        if not found:
+            plain = Dense(plain_dtype(experts, self._trials))
+            made = self.experts not in (AUTO, DENSE) and part.name in (moe_layer.spec.up, moe_layer.spec.down)
+            return replace(parse(self.experts), dtype=plain.dtype) if made else plain
+        if self.experts not in (AUTO, DENSE):
+            raise ModelError(
+                f"{experts[0][0].flat()[0].name} is stored as {found[0].name} already: pack the original weights, or "
+                "leave them as they are"
+            )
+        self._formats |= {each.name for each in found}
+        check_encoded(experts, *self._sides(moe_layer, part))
+        stacked = [tensor.shape[-2] for tensor in stacked_tensors(experts[0], self._trials)]
+        if self.experts == DENSE or len(found) > 1:  # a slot can take any expert
+            return Dense(found[0].dtype)
+        return found[0].on(self.kind, stacked)
+
+    def _sides(self, moe_layer: MoeLayer, part: LayerPart) -> tuple[int, int]:
+        """The outputs and inputs of a matrix."""
+        outputs, inputs = part.shape[::-1] if moe_layer.spec.is_transposed(part.name) else part.shape
+        return outputs, inputs
+
+    def _target(self, layout: SlotLayout, name: str, transposed: bool, encoded: bool) -> Target:
         if layout.matrix(name) is None:
-            return PlainTarget(layout.part(name), self._trials)
-        return EncodedTarget(weight_of(layout, name), self._trials)
+            part = layout.part(name)
+            return ExpandedTarget(part, transposed, self._trials) if encoded else PlainTarget(part, self._trials)
+        weight = weight_of(layout, name)
+        return EncodedTarget(weight, self._trials) if encoded else MadeTarget(weight, transposed, self._trials)
 
     def _pieces(self, part: LayerPart, expert: int, moe_layer: MoeLayer) -> list[Piece]:
         pieces = []

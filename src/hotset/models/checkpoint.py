@@ -6,17 +6,17 @@ The library's own mapping decides, so that whatever it can load, hotset can find
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hotset.errors import ModelError, StoreError
-from hotset.models.encoded import EncodedTensor, fold
+from hotset.models.encoded import fold
 from hotset.store.header import StoredTensor, read_header
 
 
@@ -73,38 +73,53 @@ def read_headers(files: Sequence[str]) -> dict[str, StoredTensor]:
     return tensors
 
 
-def parameter_sources(
-    model: Any, files: Sequence[str], mapping: Sequence[Any], wanted: set[str]
-) -> dict[str, ParameterSource]:
-    """Where the wanted parameters come from, found as the loader of transformers would."""
+def stored_tensors(model: Any, files: Sequence[str]) -> dict[str, StoredTensor]:
+    """All tensors of a model's files, those of each encoded matrix in one."""
+    return fold(read_headers(files), model.config, str(model.dtype).removeprefix("torch."))
+
+
+class StoredKey(NamedTuple):
+    """A stored tensor, and what transformers makes of it."""
+
+    key: str
+    targets: list[str]  # parameters
+    pattern: str | None  # of the converter that it matches
+    converter: Any | None
+
+
+def stored_keys(model: Any, stored: Iterable[str], mapping: Sequence[Any]) -> list[StoredKey]:
+    """Where stored tensors go, found as the loader of transformers would, in its order."""
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     known, prefix = model.state_dict(), model.base_model_prefix
-    stored = fold(read_headers(files), model.config, str(model.dtype).removeprefix("torch."))
-    found: dict[str, ParameterSource] = {}
+    found = []
     for key in sorted(stored, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, known)
         if name not in known and key in known:
             name, pattern = rename_source_key(key, [], [], base_model_prefix=prefix, meta_state_dict=known)
-        names = [name] if pattern is None else _targets(name, by_pattern[pattern])
-        tensor = stored[key]
-        if isinstance(tensor, EncodedTensor) and not wanted & set(names) and any(one in known for one in names):
-            raise ModelError(
-                f"{key} is stored as {tensor.format.name}, and hotset reads experts alone from that: use a "
-                "checkpoint whose other weights are plain"
-            )
-        for target in names:
+        converter = None if pattern is None else by_pattern[pattern]
+        targets = [name] if converter is None else _targets(name, converter)
+        found.append(StoredKey(key, targets, pattern, converter))
+    return found
+
+
+def parameter_sources(
+    stored: Mapping[str, StoredTensor], keys: Sequence[StoredKey], wanted: set[str]
+) -> dict[str, ParameterSource]:
+    """Where the wanted parameters come from."""
+    found: dict[str, ParameterSource] = {}
+    for key, targets, pattern, converter in keys:
+        for target in targets:
             if target in wanted:
-                converter = by_pattern[pattern] if pattern else None
                 source = found.setdefault(target, ParameterSource(converter))
                 if source.converter is not converter:
                     raise ModelError(
                         f"the checkpoint holds {target} twice, the second time in {key}: remove one of them"
                     )
-                source.tensors.setdefault(pattern or key, []).append(tensor)
+                source.tensors.setdefault(pattern or key, []).append(stored[key])
     absent = sorted(wanted - set(found))
     if absent:
         raise ModelError(

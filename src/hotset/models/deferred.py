@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotset.models.catalog import CatalogBuilder
-from hotset.models.checkpoint import ParameterSource, parameter_sources
+from hotset.models.checkpoint import ParameterSource, parameter_sources, stored_keys, stored_tensors
 from hotset.models.complete import refuse_incomplete, refuse_misfits
+from hotset.models.decoded_state import decoded_state, needs_decoding
+from hotset.models.encoded import EncodedTensor
 from hotset.models.find_layers import find_moe_layers
 from hotset.models.layers import MoeLayer
 from hotset.models.packed import open_fitting
 from hotset.models.patches import Undo, ignore_keys, weights_loaded_by
 from hotset.models.placeholders import Placeholder, install_placeholders
+from hotset.options.run import AUTO
 from hotset.store import Catalog
+from hotset.store.header import StoredTensor
 from hotset.store.inside import check_inside, folder_of
 from hotset.store.packed import is_packed
 
@@ -35,9 +39,13 @@ class DeferredExperts:
     kept: bool = False
     placeholders: list[Placeholder] = field(default_factory=list)
     device_kind: str = "cpu"  # that experts are computed on
+    experts: str = AUTO  # as the checkpoint has them, as plain numbers ("dense"), or in a format to be made
     folder: Path | None = None  # of the files that were loaded
     report: Any = None  # what transformers says of missing and mismatched weights
     heed_keys: Undo = list  # ends the passing over of the experts' keys
+    stored: dict[str, StoredTensor] = field(default_factory=dict)  # if some weights beside the experts are decoded
+    expert_keys: set[str] = field(default_factory=set)
+    unused: set[str] = field(default_factory=set)  # tensors beside those of encoded matrices
 
     def detach_experts(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Find the experts and their bytes, and take their parameters out of the model, unless all are kept."""
@@ -47,15 +55,21 @@ class DeferredExperts:
         wanted = {name for moe_layer in moe_layers for name in moe_layer.parameters()}
         remember_shapes(model, wanted)
         folder = self.folder = Path(files[0]).parent
+        stored = stored_tensors(model, files)
+        keys = stored_keys(model, stored, mapping)
+        if needs_decoding(model, stored, keys, wanted):
+            self.stored = stored
+        self.unused = {name for t in stored.values() if isinstance(t, EncodedTensor) for name in t.beside}
         if is_packed(folder):
             catalog = open_fitting(folder, moe_layers, model._hotset_dtypes)
         else:
-            sources = parameter_sources(model, files, mapping, wanted)
+            sources = parameter_sources(stored, keys, wanted)
             drop_spare_rows(model, moe_layers, sources)
-            catalog = CatalogBuilder(model, sources, self.device_kind).build(moe_layers)
+            catalog = CatalogBuilder(model, sources, self.device_kind, self.experts).build(moe_layers)
+            listed = [tensors for source in sources.values() for tensors in source.tensors.values()]
+            self.expert_keys = {tensor.name for tensors in listed for tensor in tensors}
         self.moe_layers, self.catalog = moe_layers, catalog
-        encoded = any(layer.layout.matrices for layer in catalog.layers)
-        self.kept = self.keep(model, moe_layers, catalog) and not encoded  # transformers does not read these
+        self.kept = self.keep(model, moe_layers, catalog)
         if not self.kept:
             self.placeholders = install_placeholders(model, moe_layers)
             self.heed_keys = ignore_keys(model, _EXPERT_KEYS)
@@ -102,6 +116,10 @@ def _load_weights(stock: Any, model: Any, state_dict: Any, files: Any, config: A
     if deferred is None or deferred.moe_layers is not None or state_dict is not None or not files:
         return stock(model, state_dict, files, config, *rest, **more)
     deferred.detach_experts(model, files, config.weight_mapping or [])
-    found = stock(model, state_dict, files, config, *rest, **more)
+    with ExitStack() as stack:
+        if deferred.stored:
+            left_out = set() if deferred.kept else deferred.expert_keys
+            state_dict = stack.enter_context(decoded_state(deferred.stored, left_out))
+        found = stock(model, state_dict, files, config, *rest, **more)
     deferred.report = found[0]
     return found

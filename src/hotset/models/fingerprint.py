@@ -15,7 +15,7 @@ from hotset.models.layers import MoeLayer
 from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
 from hotset.models.plausible import refuse_absurd_sizes
-from hotset.models.quantised import dequantising
+from hotset.models.quantised import own_reading
 from hotset.profile import Fingerprint
 
 _MAX_BYTES = 1 << 22
@@ -42,7 +42,7 @@ def fingerprint_of_folder(path: str | Path, *, trust_remote_code: bool = False) 
     refuse_absurd_sizes(str(path))
     options = {"dtype": "auto", "trust_remote_code": trust_remote_code}
     with refusing_own_code(str(path)):
-        extra, _ = dequantising(str(path), options)
+        extra = own_reading(str(path), options)
         with load_without_experts(deferred):
             model = AutoModelForCausalLM.from_pretrained(str(path), **(options | extra))
     if not deferred.moe_layers:

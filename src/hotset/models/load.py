@@ -7,6 +7,7 @@ from typing import Any
 
 from hotset.errors import ModelError
 from hotset.models.account import bound_library_caches
+from hotset.models.catalog import STORED_AS
 from hotset.models.connect import connect, watch
 from hotset.models.deferred import DeferredExperts, load_without_experts
 from hotset.models.device import torch_device
@@ -15,7 +16,7 @@ from hotset.models.memory_plan import MemoryPlanner
 from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
 from hotset.models.plausible import refuse_absurd_sizes
-from hotset.models.quantised import dequantising
+from hotset.models.quantised import own_reading
 from hotset.options import Place, RunOptions, takes_options
 from hotset.profile import Profile
 from hotset.reading import odd_file
@@ -40,7 +41,7 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
         raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
     bound_library_caches()
     planner = MemoryPlanner(options)
-    deferred = DeferredExperts(keep=planner, device_kind=torch_device(options.device).type)
+    deferred = DeferredExperts(keep=planner, device_kind=torch_device(options.device).type, experts=options.experts)
     refuse_absurd_sizes(model)
     keywords = {
         "dtype": options.dtype,
@@ -48,7 +49,7 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
         **(options.from_pretrained or {}),
     }
     with refusing_own_code(model):
-        extra, notes = dequantising(model, keywords)
+        extra = own_reading(model, keywords)
     checked = check_if_packed(Path(model))
     with refusing_own_code(model), load_without_experts(deferred):
         chosen = options.auto_class or AutoModelForCausalLM
@@ -64,6 +65,12 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
     else:
         handle = connect(loaded, deferred.moe_layers, deferred.catalog, planner.plan, options)
         handle.placeholders = deferred.placeholders
-    handle.warn(*notes, *planner.notes)
+    packed = all(layer.layout.matrices for layer in deferred.catalog.layers)
+    if (stored := deferred.catalog.meta.get(STORED_AS)) and not packed:
+        handle.warn(
+            f"the experts, stored as {stored}, are expanded to plain numbers whenever they are "
+            "read; hotset pack --experts dense does it once for all"
+        )
+    handle.warn(*planner.notes)
     begin_or_close(handle, options, profile)
     return found

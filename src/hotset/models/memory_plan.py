@@ -20,6 +20,7 @@ from hotset.models.account import (
     take_account,
 )
 from hotset.models.budget import plan_slots, prefetch_rows_for, shape_of
+from hotset.models.catalog import STORED_AS
 from hotset.models.device import torch_device
 from hotset.models.layers import MoeLayer
 from hotset.options import RunOptions
@@ -62,9 +63,8 @@ class MemoryPlanner:
         )
         if warning := self.plan.warning(parse(options.policy_spec).name):
             self.notes.append(warning)
-        stock = (
-            all(moe_layer.stock for moe_layer in moe_layers) and catalog.digests is None
-        )  # transformers cannot read packed blocks
+        plain = catalog.digests is None and not catalog.meta.get(STORED_AS)  # transformers reads no other
+        stock = all(moe_layer.stock for moe_layer in moe_layers) and plain
         whole = stock and self.plan.cached >= shape.total_experts
         if whole and self.loaded:
             return self._keep(shape)  # nothing more is taken

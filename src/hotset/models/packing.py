@@ -23,6 +23,7 @@ from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import dtype_name
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import keep_encoded
+from hotset.options.run import AUTO, DENSE
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
 from hotset.store.dense import INDEX_NAME, Shard, shard_index, shards_of
@@ -44,7 +45,8 @@ WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".gguf", ".ot",
     ".index.json", ".hotset",
 )  # fmt: skip
-WIDENED = ("fp8", "mxfp4")
+MADE = {"int8": "integer:bits=8", "int4": "integer", "mxfp4": "mxfp4"}
+"""The formats that experts of plain numbers can be packed in; groups of 32."""
 FOLDERS = ("additional_chat_templates",)
 
 
@@ -88,12 +90,20 @@ def pack(
     progress: Progress | None = None,
     auto_class: Any = None,
     trust_remote_code: bool = False,
+    experts: str = AUTO,
 ) -> PackReport:
-    """Pack a checkpoint into a folder that loads like it; goes on with what an interrupted run has left."""
+    """Pack a checkpoint into a folder that loads like it; goes on with what an interrupted run has left.
+
+    Experts stay in the checkpoint's own format, unless they are to be plain numbers ("dense"), or plain numbers are to
+    become one of `MADE`.
+    """
+    if experts not in (AUTO, DENSE, *MADE):
+        raise HotsetError(f"experts are packed as {', '.join((AUTO, DENSE, *MADE))}, not {experts!r:.60}")
     began, target = time.perf_counter(), Path(out).absolute()
     if os.path.lexists(target) and not is_packed(target):
         raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
-    found = inspect_checkpoint(str(model), dtype, auto_class, trust_remote_code=trust_remote_code)
+    chosen = MADE.get(experts, experts)
+    found = inspect_checkpoint(str(model), dtype, auto_class, trust_remote_code=trust_remote_code, experts=chosen)
     folder = _folder_of(str(model))
     small = small_files(folder)
     plan = _plan(found, folder, str(model))
@@ -113,13 +123,18 @@ def pack(
 
 
 def inspect_checkpoint(
-    model: str, dtype: str | None = None, auto_class: Any = None, *, trust_remote_code: bool = False
+    model: str,
+    dtype: str | None = None,
+    auto_class: Any = None,
+    *,
+    trust_remote_code: bool = False,
+    experts: str = AUTO,
 ) -> CheckpointInspection:
     """Find the experts of a checkpoint as `load` would, on a model without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     refuse_absurd_sizes(model)
-    found = CheckpointInspection(keep=lambda *_: False)
+    found = CheckpointInspection(keep=lambda *_: False, experts=experts)
 
     def stop(built: Any, moe_layers: list[MoeLayer], catalog: Catalog) -> bool:
         found.moe_layers, found.catalog, found.dtypes = moe_layers, catalog, built._hotset_dtypes
@@ -130,8 +145,7 @@ def inspect_checkpoint(
     try:
         with suppress(_InspectedError), refusing_own_code(model), load_without_experts(found):
             config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-            if not keep_encoded(config):
-                _widen(getattr(config, "quantization_config", None))
+            keep_encoded(config)
             (auto_class or AutoModelForCausalLM).from_pretrained(
                 model, config=config, dtype=dtype or "auto", trust_remote_code=trust_remote_code
             )
@@ -140,14 +154,6 @@ def inspect_checkpoint(
     if found.catalog is None:
         raise ModelError(f"{model} has no safetensors files: save it once with save_pretrained")
     return found
-
-
-def _widen(quantisation: Any) -> bool:
-    """Have weights widened while they are loaded, also where a device could use them as they are."""
-    if not isinstance(quantisation, dict) or quantisation.get("quant_method") not in WIDENED:
-        return False
-    quantisation["dequantize"] = True
-    return True
 
 
 def dense_tensors(found: CheckpointInspection) -> dict[str, StoredTensor]:
@@ -160,7 +166,9 @@ def dense_tensors(found: CheckpointInspection) -> dict[str, StoredTensor]:
     for offsets in starts.values():
         offsets.sort()
     stored = read_headers([str(file) for file in found.files])
-    dense = {name: t for name, t in stored.items() if not _begins_in(starts.get(t.file, []), t)}
+    dense = {
+        name: t for name, t in stored.items() if name not in found.unused and not _begins_in(starts.get(t.file, []), t)
+    }
     return dict(sorted(dense.items(), key=lambda item: (found.files.index(item[1].file), item[1].offset)))
 
 
@@ -257,7 +265,7 @@ def _config(text: bytes, dtype: str) -> bytes:
     """The config, saying how the experts were packed, so that a plain load takes the rest of the model alike."""
     config = json.loads(text)
     named = config.pop("transformers_weights", None)  # a file that is not in this folder
-    if not _widen(config.get("quantization_config")) and not named and _dtype_in(config) == dtype:
+    if not named and _dtype_in(config) == dtype:
         return text
     nested = [value for value in config.values() if isinstance(value, dict) and _dtype_in(value)]
     for section in (config, *nested):

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hotset.errors import ModelError
@@ -95,7 +96,7 @@ class EncodedTarget(Target):
     def is_direct(self, pieces: Sequence[Piece]) -> bool:
         """Whether the format is the one stored, and the matrices of all pieces are one if they follow each other."""
         stacked = stacked_tensors(pieces, self.trials)
-        same = all(tensor.format == self.weight.format for tensor in stacked)
+        same = all(self.weight.format.holds(tensor.format) for tensor in stacked)
         return same and self.weight.format.stacks([tensor.shape[-2] for tensor in stacked], self.weight.inputs)
 
     def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
@@ -108,14 +109,77 @@ class EncodedTarget(Target):
 
     def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
         """Have the format take in all matrices."""
-        taken = {id(one): self._parts(one, raw) for piece in pieces for one in piece.flat()}
-        out = [tensor_of(slot[p.offset : p.offset + p.size_bytes], p.dtype, p.shape) for p in self.weight.parts]
-        self.weight.format.fill([taken[id(tensor)] for tensor in stacked_tensors(pieces, self.trials)], out)
+        taken = taken_parts(pieces, self.trials, raw)
+        self.weight.format.fill(taken, _views(self.weight.parts, slot))
 
-    def _parts(self, tensor: Any, raw: RawBytes) -> tuple[WeightFormat, list[torch.Tensor]]:
-        """The parts of one matrix, without the dimension that counts experts."""
-        shapes = [part.shape for part in tensor.format.parts(*tensor.shape[-2:])]
-        return tensor.format, [raw.take(part).view(shape) for part, shape in zip(tensor.parts, shapes, strict=True)]
+
+class ExpandedTarget(Target):
+    """A matrix of plain numbers that the checkpoint has in a format."""
+
+    def __init__(self, part: Part, transposed: bool, trials: Trials) -> None:
+        self.part, self.transposed, self.trials = part, transposed, trials
+
+    def is_direct(self, pieces: Sequence[Piece]) -> bool:  # noqa: ARG002 - codes are no numbers
+        """It never is."""
+        return False
+
+    def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
+        """None can be used as it lies."""
+        raise ModelError(f"{pieces[0].flat()[0].name} must be decoded")
+
+    def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
+        """Have each matrix decoded by its own format."""
+        (whole,) = _views([self.part], slot)
+        rows = whole.T if self.transposed else whole
+        first = 0
+        for stored, parts in taken_parts(pieces, self.trials, raw):
+            last = first + stored.shape(parts)[0]
+            stored.decode(parts, rows[first:last])
+            first = last
+
+
+class MadeTarget(Target):
+    """A matrix in a format that is made of the checkpoint's plain numbers."""
+
+    def __init__(self, weight: Weight, transposed: bool, trials: Trials) -> None:
+        self.weight, self.transposed = weight, transposed
+        shape = (weight.inputs, weight.outputs) if transposed else (weight.outputs, weight.inputs)
+        self.plain = PlainTarget(Part("", shape, weight.format.dtype), trials)
+
+    def is_direct(self, pieces: Sequence[Piece]) -> bool:  # noqa: ARG002 - numbers are no codes
+        """It never is."""
+        return False
+
+    def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
+        """None can be used as it lies."""
+        raise ModelError(f"{pieces[0].flat()[0].name} must be encoded")
+
+    def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
+        """Convert as transformers would, and encode the result."""
+        part = self.plain.part
+        numbers = np.empty(part.size_bytes, np.uint8)
+        self.plain.decode(pieces, raw, numbers)
+        matrix = tensor_of(numbers, part.dtype, part.shape)
+        self.weight.format.encode(matrix.T if self.transposed else matrix, _views(self.weight.parts, slot))
+
+
+def _views(parts: Sequence[Part], slot: Bytes) -> list[torch.Tensor]:
+    """The parts of a slot as tensors."""
+    return [tensor_of(slot[p.offset : p.offset + p.size_bytes], p.dtype, p.shape) for p in parts]
+
+
+def taken_parts(
+    pieces: Sequence[Piece], trials: Trials, raw: RawBytes
+) -> list[tuple[WeightFormat, list[torch.Tensor]]]:
+    """The encoded matrices of an expert, each with its format and parts, in the order in which they are stacked."""
+    taken = {id(one): _parts(one, raw) for piece in pieces for one in piece.flat()}
+    return [taken[id(tensor)] for tensor in stacked_tensors(pieces, trials)]
+
+
+def _parts(tensor: Any, raw: RawBytes) -> tuple[WeightFormat, list[torch.Tensor]]:
+    """The parts of one matrix, without the dimension that counts experts."""
+    shapes = [part.shape for part in tensor.format.parts(*tensor.shape[-2:])]
+    return tensor.format, [raw.take(part).view(shape) for part, shape in zip(tensor.parts, shapes, strict=True)]
 
 
 def stacked_tensors(pieces: Sequence[Piece], trials: Trials) -> list[EncodedTensor]:
@@ -132,17 +196,18 @@ def stacked_tensors(pieces: Sequence[Piece], trials: Trials) -> list[EncodedTens
     return found
 
 
-def encoded_as(experts: Sequence[Sequence[Piece]]) -> WeightFormat | None:
-    """The format that the pieces of all experts are in; None for plain numbers."""
-    found = {getattr(t, "format", None): t for pieces in experts for piece in pieces for t in piece.flat()}
-    if len(found) > 1:
-        (one, first), (other, second) = list(found.items())[:2]
-        words = [each.spec if each is not None else "plain numbers" for each in (one, other)]
+def encoded_as(experts: Sequence[Sequence[Piece]]) -> list[WeightFormat]:
+    """The formats that the pieces of all experts are in; none for plain numbers."""
+    tensors = [tensor for pieces in experts for piece in pieces for tensor in piece.flat()]
+    found = {tensor.format: tensor for tensor in tensors if isinstance(tensor, EncodedTensor)}
+    plain = next((tensor for tensor in tensors if not isinstance(tensor, EncodedTensor)), None)
+    if found and plain is not None:
+        stored, other = next(iter(found.items()))
         raise ModelError(
-            f"{first.name} is stored as {words[0]} and {second.name} as {words[1]}, and all experts of a layer must be "
-            "alike: use a checkpoint in which they are"
+            f"{other.name} is stored as {stored.spec} and {plain.name} as plain numbers, and all experts of a layer "
+            "must be alike: use a checkpoint in which they are"
         )
-    return next(iter(found), None)
+    return list(found)
 
 
 def check_encoded(experts: Sequence[Sequence[Piece]], outputs: int, inputs: int) -> None:

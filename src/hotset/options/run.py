@@ -11,7 +11,7 @@ from hotset.errors import HotsetError, PolicyError
 from hotset.options.declare import OptionError, Place, budget_or_auto, check_all, option
 from hotset.shape import Budget
 
-AUTO, OFF = "auto", "off"
+AUTO, OFF, DENSE = "auto", "off", "dense"
 DEFAULT_POLICY = "blend"
 CONTEXT_TOKENS = 4096
 """The context that room is left for where no other is asked for."""
@@ -21,6 +21,7 @@ PRIOR_TOKENS = 64
 SCOPES = ("layer", "pool")
 DTYPES = (AUTO, "bfloat16", "float16", "float32")
 DRIVERS = (AUTO, "host", "device")
+EXPERTS = (AUTO, DENSE)
 
 _CACHE, _LEARNING, _MODEL = "Memory and cache", "Learning from use", "The model"
 
@@ -139,6 +140,13 @@ class RunOptions:
         help="auto (as stored), bfloat16, float16 or float32.",
         group=_CACHE,
         check=_check_dtype,
+        places=Place.ALL ^ Place.ATTACH,
+    )
+    experts: str = option(
+        AUTO,
+        help="Experts in memory: auto (in the checkpoint's own format), or dense (expanded to plain numbers).",
+        group=_CACHE,
+        choices=EXPERTS,
         places=Place.ALL ^ Place.ATTACH,
     )
     force: bool = option(

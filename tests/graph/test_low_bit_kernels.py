@@ -1,0 +1,221 @@
+"""Formats of few bits in the kernels of both drivers: tiles to the bits of their decoders, and whole experts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
+
+import encoded_models  # noqa: E402
+import expert_samples as samples  # noqa: E402
+import tiny_device  # noqa: E402
+from published import PUBLISHED  # noqa: E402
+from tiny_device import DEVICE  # noqa: E402
+
+from hotset import formats  # noqa: E402
+from hotset.engine.arena import Arena, poison  # noqa: E402
+from hotset.engine.batch import ExpertBatch  # noqa: E402
+from hotset.engine.kernels import with_triton  # noqa: E402
+from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
+from hotset.engine.kernels.triton_experts import TritonExperts  # noqa: E402
+from hotset.formats import WeightFormat  # noqa: E402
+from hotset.store import Part, SlotLayout  # noqa: E402
+from hotset.store.layout import PAGE_BYTES, round_up  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(tiny_device.LATE, reason="the interpreter came too late"),
+    pytest.mark.filterwarnings("ignore"),
+]
+SPECS = [
+    "fp8:block_n=16,block_k=32", "fp8:block_n=24,block_k=24,scales=bfloat16", "fp8:block_n=0,block_k=0",
+    "fp8:block_n=1,block_k=32,scales=e8m0", "fp8:block_n=16,block_k=32,values=e5m2",
+    "mxfp4", "nvfp4:matrices=2", "nvfp4:matrices=2,divides=on",
+    "integer", "integer:bits=8,scales=float16", "integer:bits=8,group=0,scales=float32",
+    "integer:group=16,zeros=bytes,scales=float16", "integer:group=16,ordered=2",
+    "integer:bits=8,group=16,zeros=bytes,ordered=2",
+]  # fmt: skip
+DTYPES = ["float32", "bfloat16", "float16"]
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_device.go_without_graphs(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def _rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter round to bfloat16 as devices do: it cuts off, and widens subnormal numbers to others."""
+    if CUDA:
+        return
+    from triton.runtime import interpreter
+
+    cast = interpreter.InterpreterBuilder.cast_impl
+
+    def rounded(self: Any, source: Any, target: Any) -> Any:
+        if (source.dtype.scalar, target.scalar) == (tl.bfloat16, tl.float32):
+            return interpreter.TensorHandle((source.data.astype(np.uint32) << 16).view(np.float32), target.scalar)
+        if (source.dtype.scalar, target.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, source, target)
+        bits = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16).numpy()
+        return interpreter.TensorHandle(bits.view(np.uint16), target.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)
+
+
+@triton.jit
+def _tile_kernel(
+    parts, out, n: tl.constexpr, k: tl.constexpr, load: tl.constexpr, settings: tl.constexpr, block: tl.constexpr
+):
+    columns = tl.program_id(0) * block + tl.arange(0, block)
+    depth = tl.program_id(1) * block + tl.arange(0, block)
+    mask = (columns < n)[:, None] & (depth < k)[None, :]
+    tile = load(parts, columns[:, None], depth[None, :], mask, n, k, settings)
+    tl.store(out + columns[:, None] * k + depth[None, :], tile.to(tl.float32), mask=mask)
+
+
+def random_parts(chosen: WeightFormat, outputs: int, inputs: int, seed: int, *, wild: bool) -> list[Any]:
+    """The parts of some matrix: of any codes and scales, or of such that its numbers are neither large nor none."""
+    random = torch.Generator().manual_seed(seed)
+    found = []
+    for part in chosen.parts(outputs, inputs):
+        kind = formats.element_type(part.dtype)
+        if part.role == "groups":
+            groups = torch.arange(inputs) // chosen.group  # type: ignore[attr-defined]
+            data = torch.stack([groups[torch.randperm(inputs, generator=random)] for _ in range(part.shape[0])])
+        elif wild and part.dtype == "uint8":
+            data = torch.randint(256, part.shape, generator=random)
+        elif part.dtype == "uint8":
+            e8m0, e4m3 = (118, 123), (0x28, 0x38)
+            last = {"values": (0, 0x60), "codes": (0, 256), "zeros": (0, 16)}
+            low, high = last.get(part.role, e4m3 if chosen.name == "nvfp4" else e8m0)
+            data = torch.randint(low, high, part.shape, generator=random)
+        else:
+            data = (torch.rand(part.shape, generator=random) + 0.5) / (16 if part.role == "scales" else 4)
+            if chosen.name == "integer":
+                data = data / (1 << (chosen.bits - 1))  # type: ignore[attr-defined]
+        found.append(data.to(kind).to(DEVICE))
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", SPECS)
+def test_tiles_are_decoded_to_the_same_bits(spec: str, dtype: str) -> None:
+    words = spec + ("," if ":" in spec else ":") + f"dtype={dtype}"
+    chosen, (outputs, inputs) = formats.parse(words), (40, 96)
+    parts = random_parts(chosen, outputs, inputs, 1, wild=True)
+    tile = chosen.tile()
+    assert tile is not None
+    out, expected = torch.full((outputs, inputs), 7.0, device=DEVICE), torch.empty((outputs, inputs), device=DEVICE)
+    grid: Any = _tile_kernel[(2, 3)]
+    grid(tuple(parts), out, outputs, inputs, tile.function, tile.settings, 32)
+    decoded = expected.to(formats.element_type(dtype))
+    chosen.decode(parts, decoded)
+    expected = decoded.float()
+    assert torch.equal(out.isnan(), expected.isnan())
+    same = out.nan_to_num(1.0).view(torch.int32) == expected.nan_to_num(1.0).view(torch.int32)
+    assert same.all()
+
+
+def encoded_sample(sample: samples.Sample, chosen: WeightFormat) -> samples.Sample:
+    """The same experts with random matrices in a format, which the dense sample is given as well."""
+    spec, layout = sample.spec, sample.layout
+    parts: list[Part] = []
+    matrices = []
+    for part in layout.parts:
+        if part.name not in (spec.up, spec.down):
+            parts.append(part)
+            continue
+        weight = formats.weight_of(layout, part.name, transposed=spec.is_transposed(part.name))
+        own, matrix = formats.laid_out(part.name, chosen, weight.outputs, weight.inputs)
+        parts += own
+        matrices.append(matrix)
+    encoded = SlotLayout.of(parts, [matrix for matrix in matrices if matrix is not None])
+    arena = Arena.on_device(2 * sample.experts, round_up(encoded.used_bytes, PAGE_BYTES), samples.DEVICE)
+    poison(arena)
+    for part in layout.parts:
+        values = sample.arena.view(part)[::2]
+        if part.name not in (spec.up, spec.down):
+            arena.view(encoded.part(part.name))[::2] = values
+            continue
+        weight = formats.weight_of(encoded, part.name)
+        for expert in range(sample.experts):
+            made = random_parts(chosen, weight.outputs, weight.inputs, expert, wild=False)
+            for own, data in zip(weight.parts, made, strict=True):
+                arena.view(own)[2 * expert] = data
+            rows = values[expert].T if spec.is_transposed(part.name) else values[expert]
+            chosen.decode(made, rows)
+    return samples.Sample(arena, encoded, spec, sample.experts, sample.width, sample.dtype)
+
+
+def both(family: str, spec: str) -> tuple[samples.Sample, samples.Sample]:
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32}
+    if family == "gpt_oss":
+        del sizes["moe_intermediate_size"]
+    dense = samples.sample_of(*samples.spec_of(family, **sizes), torch.float32)
+    words = spec + ("," if ":" in spec else ":") + "dtype=float32"
+    return dense, encoded_sample(dense, formats.parse(words))
+
+
+@pytest.mark.parametrize(
+    ("family", "spec"),
+    [*(("qwen3_moe", spec) for spec in SPECS), ("gpt_oss", "mxfp4"), ("gpt_oss", "fp8:block_n=16,block_k=32")],
+)
+def test_experts_are_computed_from_parts(family: str, spec: str) -> None:
+    dense, packed = both(family, spec)
+    routing = samples.routing_of(packed, tokens=2, top_k=3)
+    kernels, out = TritonExperts(packed.arena, packed.layout, packed.spec, top_k=3), torch.empty_like(routing.x)
+    kernels(routing.x, routing.rows(packed), None, routing.weights, out)
+    expected = samples.expected(dense, routing)
+    assert expected.abs().max() > 1e-3
+    assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("spec", ["fp8:block_n=16,block_k=32", "mxfp4", "integer"])
+def test_the_host_s_kernels_compute_in_parts_what_they_compute_at_once(spec: str) -> None:
+    dense, packed = both("qwen3_moe", spec)
+    routing = samples.routing_of(packed, tokens=2, top_k=3)
+    expected = samples.expected(dense, routing)
+    many = GroupedKernels(packed.arena, packed.layout, packed.spec)
+    for kernels in (many, with_triton(packed.arena, packed.layout, packed.spec, 3, many)):
+        found = []
+        for cut in (2, 3):
+            batch = ExpertBatch(routing.x, routing.index.to(routing.x.device), routing.weights, packed.experts)
+            for part in (batch.experts[:cut], batch.experts[cut:]):
+                kernels.run(batch, part, packed.slot(part))
+            found.append(batch.combine())
+        assert torch.equal(*found)
+        assert (found[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+DRIVEN = ["fp8, DeepSeek-V3", "mxfp4, compressed-tensors", "nvfp4, modelopt", "int4, asymmetric", "gptq"]
+
+
+@pytest.mark.parametrize("name", DRIVEN)
+def test_a_model_is_driven_by_the_device(name: str, tmp_path: Path) -> None:
+    kind = PUBLISHED[name]
+    source = tiny_device.make(tmp_path / "plain", 2, 8, 3, width=32, inner=32)
+    encoded = encoded_models.rewrite(source, tmp_path / "encoded", kind.named)
+    encoded_models.edit_config(encoded, quantization_config=kind.config)
+    decoded = encoded_models.rewrite(source, tmp_path / "decoded", lambda key, matrix: {key: kind.back(matrix)})
+    stock = tiny_device.stock_of(decoded)
+    model: Any = tiny_device.load(encoded, 8, "lru", 3, demanded=True)
+    assert len(model.hotset.engine.offload.catalog.layers[0].layout.matrices) == 2
+    ids = torch.tensor([[5, 90, 31, 7]], device=DEVICE)
+    new = 16 if CUDA else 3
+    assert tiny_device.greedy(model, new, ids) == tiny_device.greedy(stock, new, ids)
+    assert model.hotset.stats()["driven_by"] == "device"
+    model.hotset.close()
