@@ -17,6 +17,8 @@ from hotset.formats import Encoded, FormatPart, StoredModule, TileLoader, Weight
 try:
     import triton
     import triton.language as tl
+
+    from hotset.formats._dense_tiles import along
 except ImportError:  # everything but the kernels works without
     triton = None
 
@@ -25,8 +27,12 @@ Tensor = torch.Tensor
 if triton is not None:
 
     @triton.jit
-    def load_tile(parts, columns, depth, mask, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr):
+    def load_tile(
+        parts, columns, wanted, start, block: tl.constexpr, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr
+    ):
         """Values times their scale, rounded to the type computed in."""
+        depth = along(start, block, wanted)
+        mask = wanted & (depth < k)
         places = depth * n + columns if settings[1] else columns * k + depth
         codes = tl.load(parts[0] + places, mask=mask, other=0)
         scales = tl.load(parts[1] + columns + 0 * depth, mask=mask, other=0.0)

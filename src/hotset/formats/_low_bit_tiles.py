@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hotset.formats._dense_tiles import along
+
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 
 
@@ -53,71 +55,123 @@ def fp4_value(code):
 
 
 @triton.jit
-def nibble(pointer, columns, depth, mask, k: tl.constexpr):
-    """The 4-bit codes of a matrix with k inputs, two to a byte, low half first."""
-    both = tl.load(pointer + columns * (k // 2) + depth // 2, mask=mask, other=0, eviction_policy="evict_first")
-    return (both.to(tl.int32) >> ((depth % 2) * 4)) & 15
+def load_bytes(pointer, columns, wanted, start, block: tl.constexpr, k: tl.constexpr):
+    """The bytes of a matrix with k of them to an output."""
+    depth = along(start, block, wanted)
+    mask = wanted & (depth < k)
+    return tl.load(pointer + columns * k + depth, mask=mask, other=0, eviction_policy="evict_first").to(tl.int32)
 
 
 @triton.jit
-def load_fp8(parts, columns, depth, mask, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr):
+def load_nibbles(pointer, columns, wanted, start, block: tl.constexpr, k: tl.constexpr):
+    """The 4-bit codes of a matrix with k inputs, two to a byte, low half first: every byte is loaded once."""
+    both = load_bytes(pointer, columns, wanted, start // 2, block // 2, k // 2)
+    return tl.interleave(both & 15, both >> 4)
+
+
+@triton.jit
+def load_scales(
+    pointer, columns, wanted, start, block: tl.constexpr, k: tl.constexpr, group: tl.constexpr, other: tl.constexpr
+):
+    """What belongs to groups of so many inputs, once for each input of a tile, or once for all where all are of one.
+
+    Where groups and tiles fit into each other, every scale is loaded once.
+    """
+    groups: tl.constexpr = (k + group - 1) // group
+    if group % block == 0:
+        return tl.load(pointer + columns * groups + start // group, mask=wanted, other=other)
+    elif block % group == 0:  # noqa: RET505 - Triton wants all arms of a choice at compile time
+        number = along(start // group, block // group, wanted)
+        scales = tl.load(pointer + columns * groups + number, mask=wanted & (number < groups), other=other)
+        return repeated(scales, group)
+    else:
+        depth = along(start, block, wanted)
+        return tl.load(pointer + columns * groups + depth // group, mask=wanted & (depth < k), other=other)
+
+
+@triton.jit
+def repeated(values, times: tl.constexpr):
+    """Every value of the last dimension so many times in a row."""
+    if len(values.shape) == 2:
+        wide = tl.broadcast_to(values[:, :, None], (values.shape[0], values.shape[1], times))
+        return tl.reshape(wide, (values.shape[0], values.shape[1] * times))
+    else:  # noqa: RET505 - Triton wants both arms of a choice at compile time
+        shape: tl.constexpr = values.shape
+        wide = tl.broadcast_to(values[:, :, :, None], (shape[0], shape[1], shape[2], times))
+        return tl.reshape(wide, (shape[0], shape[1], shape[2] * times))
+
+
+@triton.jit
+def load_fp8(
+    parts, columns, wanted, start, block: tl.constexpr, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr
+):
     """Values times their block's scale.
 
     Settings: type, outputs and inputs of a block, whether scales are exponents, and whether values are E5M2.
     """
-    codes = tl.load(parts[0] + columns * k + depth, mask=mask, other=0, eviction_policy="evict_first")
+    codes = load_bytes(parts[0], columns, wanted, start, block, k)
     block_n: tl.constexpr = settings[1] if settings[1] else n
-    block_k: tl.constexpr = settings[2] if settings[2] else k
-    across: tl.constexpr = (k + block_k - 1) // block_k
-    scales = tl.load(parts[1] + (columns // block_n) * across + depth // block_k, mask=mask, other=0)
+    group: tl.constexpr = settings[2] if settings[2] else triton.next_power_of_2(k)
+    scales = load_scales(parts[1], columns // block_n, wanted, start, block, k, group, 0)
     factors = e8m0_value(scales) if settings[3] else scales.to(tl.float32)
     values = e5m2_value(codes) if settings[4] else e4m3_value(codes)
-    return as_type(tl.where(mask, values * factors, 0.0), settings[0])
+    there = wanted & (along(start, block, wanted) < k)  # a scale may be no number beyond them
+    return as_type(tl.where(there, values * factors, 0.0), settings[0])
 
 
 @triton.jit
-def load_mxfp4(parts, columns, depth, mask, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr):  # noqa: ARG001
+def load_mxfp4(
+    parts, columns, wanted, start, block: tl.constexpr, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr
+):
     """E2M1 times the power of two of its 32 inputs; settings: type."""
-    codes = nibble(parts[0], columns, depth, mask, k)
-    scales = tl.load(parts[1] + columns * (k // 32) + depth // 32, mask=mask, other=0)
+    tl.static_assert(n > 0)
+    codes = load_nibbles(parts[0], columns, wanted, start, block, k)
+    scales = load_scales(parts[1], columns, wanted, start, block, k, 32, 0)
     return as_type(fp4_value(codes) * e8m0_value(scales), settings[0])
 
 
 @triton.jit
-def load_nvfp4(parts, columns, depth, mask, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr):
+def load_nvfp4(
+    parts, columns, wanted, start, block: tl.constexpr, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr
+):
     """E2M1 times the scale of its 16 inputs and of its matrix; settings: type, matrices, whether to divide by the last.
 
     The two scales are multiplied first, and rounded to float32, as the libraries do.
     """
-    codes = nibble(parts[0], columns, depth, mask, k)
-    scales = e4m3_value(tl.load(parts[1] + columns * (k // 16) + depth // 16, mask=mask, other=0))
-    # One division: of nothing by nothing where the mask is not set, if the other were 0.
-    whole = tl.load(parts[2] + columns // (n // settings[1]) + 0 * depth, mask=mask, other=1.0)
-    factors = tl.div_rn(scales, whole) if settings[2] else scales * whole
+    codes = load_nibbles(parts[0], columns, wanted, start, block, k)
+    scales = e4m3_value(load_scales(parts[1], columns, wanted, start, block, k, 16, 0))
+    whole = tl.load(parts[2] + columns // (n // settings[1]), mask=wanted, other=1.0)
+    factors = tl.div_rn(scales, whole + 0.0 * scales) if settings[2] else scales * whole
     return as_type(fp4_value(codes) * factors, settings[0])
 
 
 @triton.jit
-def load_integer(parts, columns, depth, mask, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr):
+def load_integer(
+    parts, columns, wanted, start, block: tl.constexpr, n: tl.constexpr, k: tl.constexpr, settings: tl.constexpr
+):
     """Codes less their zero point, times the scale of their group, rounded to the scale's type.
 
     Settings: type, bits, inputs of a group, the scale's type, whether zero points are stored, and how many matrices
     have the groups of their inputs stored.
     """
     bits: tl.constexpr = settings[1]
-    group: tl.constexpr = settings[2] if settings[2] else k
+    group: tl.constexpr = settings[2] if settings[2] else triton.next_power_of_2(k)
     if bits == 4:
-        codes = nibble(parts[0], columns, depth, mask, k)
+        codes = load_nibbles(parts[0], columns, wanted, start, block, k)
     else:
-        codes = tl.load(parts[0] + columns * k + depth, mask=mask, other=0, eviction_policy="evict_first").to(tl.int32)
-    groups = depth // group
-    if settings[5]:
-        matrix = columns // (n // settings[5])
-        groups = tl.load(parts[3 if settings[4] else 2] + matrix * k + depth, mask=mask, other=0)
-    at = columns * (k // group) + groups
-    if settings[4]:
-        codes -= tl.load(parts[2] + at, mask=mask, other=0).to(tl.int32)
+        codes = load_bytes(parts[0], columns, wanted, start, block, k)
+    if settings[5]:  # inputs in any order
+        depth = along(start, block, wanted)
+        mask = wanted & (depth < k)
+        own = tl.load(parts[3 if settings[4] else 2] + (columns // (n // settings[5])) * k + depth, mask=mask, other=0)
+        at = columns * ((k + group - 1) // group) + own
+        scales = tl.load(parts[1] + at, mask=mask, other=0.0)
+        if settings[4]:
+            codes -= tl.load(parts[2] + at, mask=mask, other=0).to(tl.int32)
     else:
+        scales = load_scales(parts[1], columns, wanted, start, block, k, group, 0.0)
+        if settings[4]:
+            codes -= load_scales(parts[2], columns, wanted, start, block, k, group, 0).to(tl.int32)
+    if not settings[4]:
         codes -= 1 << (bits - 1)
-    scales = tl.load(parts[1] + at, mask=mask, other=0.0).to(tl.float32)
-    return as_type(as_type(codes.to(tl.float32) * scales, settings[3]).to(tl.float32), settings[0])
+    return as_type(as_type(codes.to(tl.float32) * scales.to(tl.float32), settings[3]).to(tl.float32), settings[0])

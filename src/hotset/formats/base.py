@@ -48,9 +48,11 @@ class FormatPart(NamedTuple):
 class TileLoader(NamedTuple):
     """How the Triton kernels get numbers out of a format's parts: code that is compiled into them.
 
-    `function(parts, columns, depth, mask, n, k, settings)` is given the pointers to a matrix's parts and returns its
-    values at some outputs (`columns`) and inputs (`depth`), numbers of shapes that broadcast to that of `mask`, as
-    they are in the type computed in, and zero where the mask is not set. `n` outputs and `k` inputs are constants.
+    `function(parts, columns, wanted, start, block, n, k, settings)` is given the pointers to a matrix's parts and
+    returns its values at some outputs (`columns`) and `block` inputs from `start`, as they are in the type computed in,
+    and zero for outputs that are not `wanted` and inputs beyond `k`. Pointers, outputs and `wanted` have a last
+    dimension of one for the inputs. The start is a multiple of the block, a power of two; `n` outputs, `k` inputs and
+    the block are constants.
     """
 
     function: Any

@@ -75,8 +75,7 @@ def _times(
     for start in tl.range(0, k, block_k, num_stages=stages, loop_unroll_factor=unroll):
         depth = start + tl.arange(0, block_k)
         there = depth < k
-        mask = inside[:, None] & there[None, :]
-        tile = load(matrix, columns[:, None], depth[None, :], mask, n, k, settings)
+        tile = load(matrix, columns[:, None], inside[:, None], start, block_k, n, k, settings)
         values = tl.load(x + depth, mask=there, other=0.0)
         values = values.to(dtype).to(tl.float32)[None, :]
         total = _plus(total, tile, values, block_n, block_k, lane)
@@ -95,9 +94,8 @@ def _times_both(
     for start in tl.range(0, k, block_k, num_stages=stages, loop_unroll_factor=unroll):
         depth = start + tl.arange(0, block_k)
         there = depth < k
-        mask = inside[:, None] & there[None, :]
-        tile = load(matrix, first[:, None], depth[None, :], mask, n, k, settings)
-        twin = load(matrix, second[:, None], depth[None, :], mask, n, k, settings)
+        tile = load(matrix, first[:, None], inside[:, None], start, block_k, n, k, settings)
+        twin = load(matrix, second[:, None], inside[:, None], start, block_k, n, k, settings)
         values = tl.load(x + depth, mask=there, other=0.0)
         values = values.to(dtype).to(tl.float32)[None, :]
         total = _plus(total, tile, values, block_n, block_k, lane)
@@ -176,9 +174,8 @@ def _pairs_times(
     for start in tl.range(0, k, block_k, num_stages=stages, loop_unroll_factor=unroll):
         depth = start + tl.arange(0, block_k)
         there = depth < k
-        mask = inside[:, None] & there[None, :]
-        wanted = take[:, None, None] & mask[None, :, :]
-        tile = load(matrices, columns[None, :, None], depth[None, None, :], wanted, n, k, settings)
+        wanted = take[:, None, None] & inside[None, :, None]
+        tile = load(matrices, columns[None, :, None], wanted, start, block_k, n, k, settings)
         values = tl.load(
             h + pairs[:, None] * k + depth[None, :], mask=take[:, None] & there[None, :], other=0.0
         ).to(tl.float32)  # fmt: skip
