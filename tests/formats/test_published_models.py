@@ -173,6 +173,35 @@ def test_transformers_dequantises_to_the_same(save: Any, experts: str, tmp_path:
         assert torch.equal(found, logits(stock))
 
 
+def test_deepseek_v4_has_its_experts_in_fp4_and_the_rest_in_fp8(tmp_path: Path) -> None:
+    """By the names and types of the published files: `.scale` beside int8 codes, and beside 8-bit numbers."""
+    from tiny_models import make
+
+    make("deepseek_v4", moe_intermediate_size=32).save_pretrained(tmp_path / "plain")
+    fp4, fp8 = PUBLISHED["fp4, DeepSeek-V4"], PUBLISHED["fp8, exponents"]
+    which = re.compile(r"\.ffn\.(shared_)?experts\.(\d+\.)?w\d\.weight$|\.attn\.w(kv|q_a|q_b|o_b)\.weight$")
+
+    def kind_of(key: str) -> Any:
+        return fp4 if ".experts." in key else fp8
+
+    encoded = encoded_models.rewrite(
+        tmp_path / "plain", tmp_path / "encoded", lambda key, matrix: kind_of(key).named(key, matrix), which
+    )
+    settings = fp8.config | {"scale_fmt": "ue8m0", "weight_block_size": [16, 16]}
+    encoded_models.edit_config(encoded, expert_dtype="fp4", quantization_config=settings)
+    decoded = encoded_models.rewrite(
+        tmp_path / "plain", tmp_path / "decoded", lambda key, matrix: {key: kind_of(key).back(matrix)}, which
+    )
+    model = hotset.load(encoded, memory="50%", device="cpu", dtype=torch.float32)
+    assert {m.format for m in model.hotset.engine.offload.catalog.layers[-1].layout.matrices} == {"mxfp4:dtype=float32"}
+    found = logits(model)
+    model.hotset.close()
+    assert torch.allclose(found, run(decoded, dtype=torch.float32), atol=1e-5)
+    assert torch.allclose(found, run(encoded, dtype=torch.float32, experts="dense"), atol=1e-5)
+    pack(encoded, tmp_path / "pack", dtype="float32")
+    assert torch.allclose(found, run(tmp_path / "pack"), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["gptq", "fp8, DeepSeek-V3", "int4, Kimi-K2", "nvfp4, modelopt"])
 def test_codes_without_their_scales_are_refused(name: str, plain: Path, tmp_path: Path) -> None:
     """As plain numbers they would be wrong without a word, or random."""

@@ -12,6 +12,7 @@ which variant a kind of device wants, and `fill` makes the parts of one variant 
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -139,7 +140,9 @@ class WeightFormat(ABC):
         """Fill out [tokens, outputs] with x [tokens, inputs] times a matrix: on a CPU, or for many tokens on a GPU."""
         import torch
 
-        torch.mm(x, self.matrix(operand), out=out)
+        numbers = scratch(self.shape(operand), self.dtype, x.device)
+        self.decode(operand, numbers)
+        torch.mm(x, numbers.T, out=out)
 
     def stacked(self, views: Sequence[Tensor]) -> Tensor | None:  # noqa: ARG002 - plain numbers alone can
         """The matrices of all rows as one tensor (rows, inputs, outputs), where they lie as plain numbers."""
@@ -188,6 +191,25 @@ class WeightFormat(ABC):
             and all(piece[number].shape[1:] == part.shape[1:] for piece in pieces)
             for number, part in enumerate(whole)
         )
+
+
+_SCRATCH = threading.local()
+
+
+def scratch(shape: tuple[int, int], dtype: str, device: torch.device) -> Tensor:
+    """Room for the numbers of a matrix until this thread asks for some again.
+
+    On a CPU it is kept: fresh pages would take longer than the numbers. A GPU's allocator keeps its own.
+    """
+    import torch
+
+    size, kind = math.prod(shape), element_type(dtype)
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=kind, device=device)
+    kept: Tensor | None = getattr(_SCRATCH, "bytes", None)
+    if kept is None or len(kept) < size * kind.itemsize:
+        kept = _SCRATCH.bytes = torch.empty(size * kind.itemsize, dtype=torch.uint8)
+    return kept[: size * kind.itemsize].view(kind).view(shape)
 
 
 def element_type(name: str) -> torch.dtype:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotset.checks import shown
 from hotset.errors import FormatError
-from hotset.formats.base import Encoded, FormatPart, StoredModule, TileLoader, WeightFormat, element_type
+from hotset.formats.base import Encoded, FormatPart, StoredModule, TileLoader, WeightFormat
 from hotset.store.header import StoredTensor
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SCALES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "e8m0": "uint8"}
 """The types that scales may have, and how they lie in memory: Triton takes no pointers to exponents."""
 VALUES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+FEW_OUTPUTS = 16
+"""Blocks of fewer outputs have their scales written out for every output: each block by itself would be slower."""
 _WORDS = ("{}_scale_inv", "{}_scale")
 _STORED = {"float8_e8m0fnu": "e8m0", "uint8": "e8m0"}
 
@@ -86,17 +88,24 @@ class Fp8(WeightFormat):
     def decode(self, parts: Sequence[Tensor], out: Tensor) -> None:
         """Values times scales in float32, rounded once."""
         from hotset.formats._blocks import tiles
-        from hotset.formats._numbers import e8m0
+        from hotset.formats._numbers import e4m3, e5m2, e8m0
 
         values, scales = parts
+        widened = e5m2 if self.values == "e5m2" else e4m3
         outputs, inputs = values.shape
         block_n, block_k = self.block_n or outputs, self.block_k or inputs
         factors = e8m0(scales) if self.scales == "e8m0" else scales.float()
         factors = factors.repeat_interleave(block_k, 1)[:, :inputs] if block_k < inputs else factors[:, :1]
-        for rows in tiles(outputs, inputs):
-            block = factors[rows.start // block_n : (rows.stop - 1) // block_n + 1].repeat_interleave(block_n, 0)
-            own = block[rows.start % block_n :][: rows.stop - rows.start]
-            out[rows] = values[rows].view(element_type(VALUES[self.values])).float().mul_(own)
+        if block_n < FEW_OUTPUTS:
+            factors, block_n = factors.repeat_interleave(block_n, 0)[:outputs], 1
+        for rows in tiles(outputs, inputs, block_n):
+            numbers = widened(values[rows])
+            if block_n == 1:
+                numbers.mul_(factors[rows])
+            else:
+                for first in range(0, len(numbers), block_n):
+                    numbers[first : first + block_n].mul_(factors[(rows.start + first) // block_n])
+            out[rows] = numbers
 
     def tile(self) -> TileLoader | None:
         """Bytes widened by shifts, since Triton knows the type on some devices only."""

@@ -15,12 +15,14 @@ from hotset.cache.plan import Scope, SlotPlan
 from hotset.engine.kernels import cpu, grouped
 from hotset.engine.memory import available_memory_bytes, keep_large_blocks_apart, memory_limit_bytes
 from hotset.errors import BudgetError
+from hotset.formats import parse as parse_format
 from hotset.models.footprint import Footprint
 from hotset.models.static_caches import length_for
 from hotset.policies import parse
 from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
+from hotset.store.layout import ITEM_BYTES
 from hotset.trace import Phase
 from hotset.transfer.readers import default_threads
 
@@ -87,7 +89,7 @@ def take_account(
     context: int,
     by_device: bool = False,
     loaded: bool = False,
-    reading_bytes: int = 0,
+    expert_work_bytes: int = 0,
 ) -> Account:
     """The account of a model that is about to be loaded, or that is and will go on under a budget."""
     footprint = Footprint.of(model, top_k)
@@ -98,7 +100,7 @@ def take_account(
         free_bytes=free_bytes(device),
         dense_bytes=0 if loaded else sum(size for name, size in weights if name not in others),
         context_bytes=footprint.cached_bytes(tokens),
-        work_bytes=work_bytes(footprint, device, context) + reading_bytes,
+        work_bytes=work_bytes(footprint, device, context) + expert_work_bytes,
     )
 
 
@@ -118,6 +120,12 @@ def reading_bytes(catalog: Catalog, threads: int) -> int:
         if layer.decode and layer.experts[0]
     ]
     return (threads or default_threads()) * max(decoded, default=0)
+
+
+def decoding_bytes(catalog: Catalog) -> int:
+    """What a matrix takes that is decoded for its product, where experts are packed: there is one at a time."""
+    packed = [matrix for layer in catalog.layers for matrix in layer.layout.matrices]
+    return max((m.outputs * m.inputs * ITEM_BYTES[parse_format(m.format).dtype] for m in packed), default=0)
 
 
 def chunk_bytes(device: torch.device) -> int:

@@ -16,6 +16,7 @@ from hotset.models.account import (
     LIBRARIES_BYTES,
     Account,
     compile_ahead,
+    decoding_bytes,
     reading_bytes,
     take_account,
 )
@@ -90,7 +91,8 @@ class MemoryPlanner:
             context=options.context,
             by_device=by_device,
             loaded=self.loaded,
-            reading_bytes=reading_bytes(catalog, options.threads) if device.type == "cpu" else 0,
+            expert_work_bytes=decoding_bytes(catalog)
+            + (reading_bytes(catalog, options.threads) if device.type == "cpu" else 0),
         )
         account = take()
         if device.type == "cpu" and account.expert_bytes < 2 * shape.total_experts * (shape.expert_bytes or 0):
