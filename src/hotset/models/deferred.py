@@ -16,10 +16,10 @@ from hotset.models.decoded_state import decoded_state, needs_decoding
 from hotset.models.encoded import EncodedTensor
 from hotset.models.find_layers import find_moe_layers
 from hotset.models.layers import MoeLayer
-from hotset.models.packed import open_fitting
+from hotset.models.packed import open_fitting, refuse_expansion
 from hotset.models.patches import Undo, ignore_keys, weights_loaded_by
 from hotset.models.placeholders import Placeholder, install_placeholders
-from hotset.options.run import AUTO
+from hotset.options.run import AUTO, DENSE
 from hotset.store import Catalog
 from hotset.store.header import StoredTensor
 from hotset.store.inside import check_inside, folder_of
@@ -62,6 +62,8 @@ class DeferredExperts:
         self.unused = {name for t in stored.values() if isinstance(t, EncodedTensor) for name in t.beside}
         if is_packed(folder):
             catalog = open_fitting(folder, moe_layers, model._hotset_dtypes)
+            if self.experts == DENSE:
+                refuse_expansion(catalog)
         else:
             sources = parameter_sources(stored, keys, wanted)
             drop_spare_rows(model, moe_layers, sources)

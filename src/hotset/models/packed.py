@@ -30,6 +30,16 @@ def open_fitting(folder: Path, moe_layers: Sequence[MoeLayer], dtypes: Mapping[s
     return catalog
 
 
+def refuse_expansion(catalog: Catalog) -> None:
+    """Raise ModelError for a pack whose experts are in a format: they are used as they were packed."""
+    packed = next((matrix for layer in catalog.layers for matrix in layer.layout.matrices), None)
+    if packed is not None:
+        raise ModelError(
+            f"{catalog.files[0]} holds its experts as {packed.format.partition(':')[0]}, and those of a pack are not "
+            "expanded: leave out --experts dense, or pack the model again with it"
+        )
+
+
 def check_packed(catalog: Catalog, moe_layers: Sequence[MoeLayer], dtypes: Mapping[str, torch.dtype]) -> None:
     """Raise ModelError where layers, experts, shapes or types are not those of the model."""
     store, names = catalog.files[0], catalog.meta["layers"].split("\n")
