@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,6 +25,7 @@ from hotset.formats.integer import Integer  # noqa: E402
 from hotset.formats.mxfp4 import Mxfp4  # noqa: E402
 from hotset.models.encoded import EncodedTensor, fold, refuse_codes  # noqa: E402
 from hotset.store.header import StoredTensor  # noqa: E402
+from hotset.store.layout import ITEM_BYTES  # noqa: E402
 
 DTYPES = ["float32", "bfloat16", "float16"]
 OUTPUTS, INPUTS = 40, 96
@@ -307,3 +310,40 @@ def test_plain_modules_are_left_alone() -> None:
 
 def stored_words(tensors: Tensors) -> dict[str, StoredTensor]:
     return {name.removeprefix("m."): tensor for name, tensor in stored(tensors).items()}
+
+
+WORDS = (
+    "weight", "weight_scale_inv", "weight_scale", "weight_scale_2", "weight_packed", "weight_global_scale", "scale",
+    "weight_zero_point", "weight_g_idx", "weight_shape", "qweight", "qzeros", "scales", "g_idx", "w_blocks", "w_scales",
+)  # fmt: skip
+TYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e8m0fnu", "uint8", "int8", "int32", "int64", "bool")
+SIZES = st.sampled_from([0, 1, 2, 3, 4, 8, 16, 32, 64, 96, 1 << 40])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(WORDS), st.tuples(st.sampled_from(TYPES), st.lists(SIZES, max_size=4)), max_size=5),
+    st.dictionaries(
+        st.sampled_from(["quant_method", "bits", "group_size", "weight_block_size", "config_groups", "version"]),
+        st.sampled_from(
+            ["gptq", "awq", "fp8", 4, 8, 0, -1, 16, 1 << 70, None, [16, 16], [0, 0], [1], ["a", "b"], {}, {"a": None}]
+        ),
+    ),
+)
+def test_any_header_is_read_or_refused_in_a_line(module: dict[str, Any], config: dict[str, Any]) -> None:
+    """Nothing is read or allocated, however large a tensor is said to be."""
+    tensors = {}
+    for word, (dtype, shape) in module.items():
+        size = int(np.prod(np.array(shape, dtype=object))) * ITEM_BYTES[dtype] if shape else ITEM_BYTES[dtype]
+        tensors[f"m.{word}"] = StoredTensor(Path("f"), dtype, tuple(shape), 0, size, f"m.{word}")
+    try:
+        folded = fold(tensors, Config(config), "bfloat16")
+    except HotsetError as error:
+        found = str(error)
+    else:
+        found = ""
+        for one in folded.values():
+            if isinstance(one, EncodedTensor):
+                wanted = one.format.parts(*one.shape[-2:])
+                assert [part.shape[len(one.shape) - 2 :] for part in one.parts] == [part.shape for part in wanted]
+    assert "\n" not in found

@@ -218,6 +218,19 @@ def test_codes_without_their_scales_are_refused(name: str, plain: Path, tmp_path
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("group", [-1, 4, 2**31 - 1])
+def test_groups_that_are_none_are_refused(group: int, plain: Path, tmp_path: Path) -> None:
+    folder = encode(plain, tmp_path / "encoded", "gptq, version 2, any order")
+    tensors = load_file(folder / "model.safetensors")
+    for key, tensor in tensors.items():
+        if key.endswith("experts.3.up_proj.g_idx"):
+            tensor[5] = group
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(HotsetError, match="an input is of group") as caught:
+        pack(folder, tmp_path / "pack", dtype="float32")
+    assert "\n" not in str(caught.value)
+
+
 def test_methods_that_nobody_reads_name_the_way_out(plain: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(plain, tmp_path / "model"))
     encoded_models.edit_config(folder, quantization_config={"quant_method": "hqq"})

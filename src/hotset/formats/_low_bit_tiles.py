@@ -164,7 +164,8 @@ def load_integer(
         depth = along(start, block, wanted)
         mask = wanted & (depth < k)
         own = tl.load(parts[3 if settings[4] else 2] + (columns // (n // settings[5])) * k + depth, mask=mask, other=0)
-        at = columns * ((k + group - 1) // group) + own
+        groups: tl.constexpr = (k + group - 1) // group
+        at = columns * groups + tl.minimum(tl.maximum(own, 0), groups - 1)  # whatever a file says, within the matrix
         scales = tl.load(parts[1] + at, mask=mask, other=0.0)
         if settings[4]:
             codes -= tl.load(parts[2] + at, mask=mask, other=0).to(tl.int32)

@@ -77,6 +77,7 @@ class Integer(WeightFormat):
             last = first + len(taken[0])
             for part, target in zip(taken, out, strict=True):
                 if target is out[-1] and self.ordered:  # the groups of inputs, once for each matrix
+                    _check_groups(part, out[1].shape[1], stored)
                     target[number] = part
                 else:
                     target[first:last] = part
@@ -108,7 +109,12 @@ class Integer(WeightFormat):
             factors = scales[rows].float()
             middle = 1 << (self.bits - 1) if zeros is None else zeros[rows].float()
             if self.ordered:
-                own = rest[-1].long().repeat_interleave(len(codes) // self.ordered, 0)[rows]
+                own = (
+                    rest[-1]
+                    .long()
+                    .clamp(0, factors.shape[1] - 1)
+                    .repeat_interleave(len(codes) // self.ordered, 0)[rows]
+                )
                 numbers -= middle if zeros is None else middle.gather(1, own)  # type: ignore[union-attr]
                 out[rows] = rounded(numbers.mul_(factors.gather(1, own)), self.scales)
                 continue
@@ -160,6 +166,14 @@ class Integer(WeightFormat):
         )  # fmt: skip
         beside = ("weight_shape",) if "weight_shape" in tensors else ()
         return [Encoded("weight", (codes.shape[0], codes.shape[1] * 32 // bits), chosen, words, beside)]
+
+
+def _check_groups(groups: Tensor, count: int, stored: WeightFormat) -> None:
+    """Raise FormatError where an input is said to be of a group that is none."""
+    low, high = int(groups.min()), int(groups.max())
+    if low < 0 or high >= count:
+        odd = low if low < 0 else high
+        raise FormatError(f"{stored.spec}: an input is of group {odd}, of {count}: the checkpoint is damaged")
 
 
 def _weights_of(config: Mapping[str, Any], codes: StoredTensor, scales: StoredTensor) -> Mapping[str, Any]:
