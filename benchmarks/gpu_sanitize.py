@@ -149,7 +149,7 @@ def device_name() -> str:
 
 def drive(only: str) -> None:
     """Run all parts here, and say how long each took."""
-    sys.path[:0] = [str(HERE.parent / "tests" / "graph"), str(HERE.parent / "tests" / "families")]
+    sys.path[:0] = [str(HERE.parent / "tests" / "support"), str(HERE.parent / "tests" / "families")]
     import torch
 
     if not torch.cuda.is_available():

@@ -20,8 +20,10 @@ TESTS = (
     "tests/gpu/conftest.py",
     "tests/gpu/gpu_commands.py",
     "tests/gpu/test_*.py",
-    "tests/graph/*.py",
-    "tests/runtime/test_gpu_engine.py",
+    "tests/engine/device/*.py",
+    "tests/engine/kernels/*.py",
+    "tests/engine/test_gpu_engine.py",
+    "tests/support/*.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""Votes of several tokens, held against the rule in words; the device's kernel is held to it in tests/graph."""
+"""Votes of several tokens, held against the rule in words; the device's kernel is held to it in tests/engine/device."""
 
 from __future__ import annotations
 

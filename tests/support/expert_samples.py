@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
-
 import tiny_models as tiny
+import torch
 
 from hotset.engine.arena import Arena, poison
 from hotset.engine.batch import ExpertBatch

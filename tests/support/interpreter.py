@@ -14,18 +14,18 @@ ROOM = 17_000
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put the interpreter's language in place once for a test; by itself it does so for every call of a function."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         yield
         return
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    _mend_loop_bounds(monkeypatch, interpreter)
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", _roomy(interpreter.GridExecutor.__call__))
-    language = interpreter.tl
-    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
-    monkeypatch.setattr(interpreter, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
+    tritons = pytest.importorskip("triton.runtime.interpreter")
+    _mend_loop_bounds(monkeypatch, tritons)
+    monkeypatch.setattr(tritons.GridExecutor, "__call__", _roomy(tritons.GridExecutor.__call__))
+    language = tritons.tl
+    scope = tritons._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    monkeypatch.setattr(tritons, "_patch_lang", lambda _: SimpleNamespace(restore=lambda: None))
     gc.disable()  # it would look through all of torch again and again for the many small things that kernels make
     yield
     gc.enable()

@@ -1,6 +1,6 @@
 """Compiles the expert kernels with the tile loader of every format for GPUs that need not be there.
 
-``python tests/graph/compile_kernels.py 80 90`` prints registers and loads of both kernels.
+``python tests/engine/kernels/compile_kernels.py 80 90`` prints registers and loads of both kernels.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from hotset import policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

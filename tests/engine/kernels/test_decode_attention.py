@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +17,6 @@ if not torch.cuda.is_available():
 
 from hotset.engine.kernels import attention  # noqa: E402
 from hotset.models.patches import decode_attention_used  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROMISES = (
-    "tests/runtime/test_row_bits.py",
+    "tests/engine/kernels/test_row_bits.py",
     "tests/families/test_exactness.py::test_a_family_computes_what_stock_computes",
     "tests/models/test_routers.py::test_a_model_that_guesses_computes_what_it_does_without",
 )

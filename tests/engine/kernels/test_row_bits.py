@@ -1,7 +1,7 @@
 """The bits of an expert's output do not depend on which other experts are computed in the same call.
 
 Torch computes the remainder of a vectorised loop by other code than its body, and how wide a vector is depends on the
-processor: tests/runtime/test_vector_widths.py runs this file for narrower ones, too.
+processor: tests/engine/kernels/test_vector_widths.py runs this file for narrower ones, too.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks" / "trust")]
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "trust"))
 
 from breakpoints import SUPPORTED, Breakpoints, Place  # noqa: E402
-from test_device_engine import few_at_once  # noqa: E402
-from test_device_engine import load as load_on_device  # noqa: E402
+from two_tiers import few_at_once  # noqa: E402
+from two_tiers import load_two_tiers as load_on_device  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from fake_mover import FakeMover  # noqa: E402
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,10 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
 triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
-
 import encoded_models  # noqa: E402
 import expert_samples as samples  # noqa: E402
 import tiny_device  # noqa: E402
+import triton.language as tl  # noqa: E402
 from published import PUBLISHED  # noqa: E402
 from tiny_device import DEVICE  # noqa: E402
 

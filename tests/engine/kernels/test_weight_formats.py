@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
 triton = pytest.importorskip("triton")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "formats"))
 
 import encoded_models  # noqa: E402
 import expert_samples as samples  # noqa: E402

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are defined
 triton = pytest.importorskip("triton")
 
-sys.path.insert(0, str(Path(__file__).parent))
 
 from plan_twins import DEVICE, Twins  # noqa: E402
 

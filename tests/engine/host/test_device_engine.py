@@ -10,16 +10,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from two_tiers import few_at_once  # noqa: E402
+from two_tiers import load_two_tiers as load  # noqa: E402
+
 from hotset import policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
-from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
-from hotset.engine.arena import poison  # noqa: E402
-from hotset.engine.build import gpu_engine  # noqa: E402
+from hotset.cache.plan import Scope  # noqa: E402
 from hotset.engine.kernels import gpu_kernels  # noqa: E402
-from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.engine.preload import BackgroundLoader  # noqa: E402
-from hotset.models.connect import connect_engine  # noqa: E402
-from hotset.models.deferred import DeferredExperts, load_without_experts  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import Readers, ReadTransfer  # noqa: E402
 from hotset.transfer.readers import Load  # noqa: E402
@@ -35,58 +33,6 @@ def stock() -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
-
-
-class FewAtOnce(GroupedKernels):
-    """Says of few tokens what kernels in Triton say of them, and computes by torch."""
-
-    def few(self, batch: Any) -> bool:
-        return batch.tokens * batch.top_k <= 64
-
-
-def few_at_once(arena: Any, layout: Any, spec: Any, top_k: int) -> Any:
-    return FewAtOnce(arena, layout, spec)
-
-
-def load(
-    slots: int,
-    staging: int,
-    host_slots: int,
-    kernels: Any,
-    scope: Scope = Scope.LAYER,
-    ahead: int = 0,
-    predictor: Any = None,
-) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    from hotset.models.budget import shape_of
-
-    deferred = DeferredExperts(keep=lambda *_: False)
-    with load_without_experts(deferred):
-        model = AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
-    assert deferred.moe_layers is not None
-    assert deferred.catalog is not None
-    shape = shape_of(deferred.moe_layers, deferred.catalog)
-    host_staging = 0 if host_slots >= shape.total_experts else 8
-    host = SlotPlan(shape, host_slots, staging=host_staging)
-    controller = Controller(SlotPlan(shape, slots, scope, staging, ahead), policies.parse("blend"))
-    specs = [moe_layer.spec for moe_layer in deferred.moe_layers]
-    engine = gpu_engine(
-        controller,
-        deferred.catalog,
-        specs,
-        torch.device("cpu"),
-        host,
-        policies.parse("lru"),
-        kernels=kernels,
-        predictor=predictor,
-    )
-    assert engine.offload is not None
-    assert engine.offload.tier is not None
-    poison(engine.offload.arena)
-    poison(engine.offload.tier.arena)
-    connect_engine(model, deferred.moe_layers, engine)
-    return model
 
 
 @pytest.mark.parametrize("kernels", [gpu_kernels, few_at_once])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from test_device_engine import few_at_once  # noqa: E402
-from test_device_engine import load as load_on_device  # noqa: E402
+from two_tiers import few_at_once  # noqa: E402
+from two_tiers import load_two_tiers as load_on_device  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import policies, reference  # noqa: E402
