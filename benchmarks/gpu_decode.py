@@ -4,6 +4,7 @@ Three settings: gpt-oss-20b's shape with its recorded routing, Qwen3-30B-A3B's s
 random weights; and the inflated reference model, free-running. Everything of a setting runs in one process.
 
 python benchmarks/gpu_decode.py [gpt-oss-20b] [qwen3-30b-a3b] [reference] [--routing FILE] [--beside stock accelerate]
+    [--format mxfp4|int4|int8|fp8|...] [--rows 1.0 0.5 0.5p]
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import gc
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,10 @@ from common import publish
 from gpu_shapes import SHAPES, Shape, empty_model, materialise
 
 WARM, TIMED, BY_HOST = 140, 60, 8
+RUNS = 3
+"""Stretches of timed tokens, one after another; the median counts, and the rest is its spread."""
+ROWS = ("1.0", "0.5", "0.5p", "0.25", "0.25p")
+"""Shares of the experts that are resident; with a p: with prefetch."""
 RIGHT = (0.9, 0.85)
 """How often a guess one and two layers ahead names the right expert."""
 
@@ -110,13 +115,14 @@ class Trial:
         """What was measured, and the same by the host, going on from there."""
         self.decoder.step(WARM if self.share < 1 else 20)
         self.handle.reset_stats()
-        ms = self.decoder.ms(TIMED)
+        runs = [self.decoder.ms(TIMED) for _ in range(RUNS)]
         stats = self.handle.stats()
-        missed = stats["loaded_bytes"] / TIMED
+        missed = stats["loaded_bytes"] / (RUNS * TIMED)
         row = {
-            "share": self.share, "prefetch": "auto" if self.guess else "off", "ms_per_token": ms,
+            "share": self.share, "prefetch": "auto" if self.guess else "off", "ms_per_token": statistics.median(runs),
+            "ms_runs": runs, "spread": (max(runs) - min(runs)) / statistics.median(runs),
             "hit_rate": stats["decode"]["hit_rate"], "missed_mb_per_token": missed / 1e6,
-            "stall_ms_per_token": 1e3 * stats["stall_s"] / TIMED,
+            "stall_ms_per_token": 1e3 * stats["stall_s"] / (RUNS * TIMED),
             "link_floor_ms": missed / link_gb_per_s / 1e6,
             "table_differences": self.engine.device_decode.steps.differences(),
             "guesses": self._guesses(stats), "timeline": self._timeline(link_gb_per_s),
@@ -164,10 +170,13 @@ def link_of(bench: Bench) -> float:
     return max(bench.link_gb_per_s(engine) for _ in range(5))
 
 
-def published_shape(name: str, trace: Trace, others: set[str], save: Callable[[dict[str, Any]], None]) -> None:
+def published_shape(
+    name: str, trace: Trace, others: set[str], save: Callable[[dict[str, Any]], None], weight_format: str,
+    rows: Sequence[str],
+) -> None:  # fmt: skip
     """All figures of a shape with random weights and forced routing, saved as they come."""
     shape = SHAPES[name]
-    result: dict[str, Any] = {"routing": shape.routing, "guesses_right": RIGHT}
+    result: dict[str, Any] = {"routing": shape.routing, "guesses_right": RIGHT, "format": weight_format}
     result |= {"warm_tokens": WARM, "timed_tokens": TIMED}
     if "stock" in others:
         result["stock_compiled_ms"] = stock_compiled_ms(shape, trace)
@@ -176,12 +185,13 @@ def published_shape(name: str, trace: Trace, others: set[str], save: Callable[[d
         result["accelerate_offload_ms"] = accelerate_ms(shape, trace)
         print(f"  accelerate, all offloaded: {result['accelerate_offload_ms']:.0f} ms", flush=True)
         free()
-    bench = Bench(shape, "blend")
+    bench = Bench(shape, "blend", weight_format)
     link = link_of(bench)
     result |= {"expert_bytes": bench.catalog.slot_bytes, "link_gb_per_s": link, "rows": []}
     result["guess_rows"] = prefetch_rows_for(bench.shape, by_device=True)
-    for share, guess in ((1.0, False), (0.5, False), (0.5, True), (0.25, False), (0.25, True)):
-        trial = Trial(bench, share, trace, guess=guess)
+    print(f"{name} in {weight_format}: {bench.catalog.slot_bytes / 1e6:.2f} MB per expert", flush=True)
+    for words in rows:
+        trial = Trial(bench, float(words.rstrip("p")), trace, guess=words.endswith("p"))
         row = trial.row(link)
         result["rows"].append(judged(row, result["rows"]))
         trial.close()
@@ -198,17 +208,21 @@ def judged(row: dict[str, Any], earlier: list[dict[str, Any]]) -> dict[str, Any]
     row["over_resident_plus_floor"] = row["ms_per_token"] / (resident_ms + floor_ms)
     if row["prefetch"] == "auto":
         row["aim_ms"] = 1.25 * max(resident_ms, floor_ms) + 1
-        row["over_demand_only"] = row["ms_per_token"] / earlier[-1]["ms_per_token"]
+        same = [each for each in earlier if each["share"] == row["share"]]
+        row["over_demand_only"] = row["ms_per_token"] / same[-1]["ms_per_token"] if same else None
     return row
 
 
 def show(row: dict[str, Any]) -> None:
     """A line for people."""
-    aim = f", aim {row['aim_ms']:.2f}, {row['over_demand_only']:.3f} of demand" if "aim_ms" in row else ""
+    aim = f", aim {row['aim_ms']:.2f}" if "aim_ms" in row else ""
+    if row.get("over_demand_only"):
+        aim += f", {row['over_demand_only']:.3f} of demand"
     right = f", guesses {100 * row['guesses']['right']:.0f} % right, {row['guesses']['decision']}" if aim else ""
     host = f", by the host {row['by_host_ms_per_token']:.1f} ms" if row["by_host_ms_per_token"] else ""
     print(
-        f"  {100 * row['share']:5.1f} %, prefetch {row['prefetch']:4}: {row['ms_per_token']:7.3f} ms, hits "
+        f"  {100 * row['share']:5.1f} %, prefetch {row['prefetch']:4}: {row['ms_per_token']:7.3f} ms "
+        f"(+- {50 * row['spread']:.1f} %), experts {row['timeline']['ms_by_class']['experts']:.3f} ms, hits "
         f"{100 * row['hit_rate']:.1f} %, floor {row['link_floor_ms']:.2f} ms, "
         f"{row['over_resident_plus_floor']:.3f} of resident + floor{aim}{right}{host}",
         flush=True,
@@ -221,16 +235,19 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", default=[*SHAPES, "reference"])
     parser.add_argument("--routing", type=Path, help="the trace of gpt-oss-20b, where it is not beside the checkout")
     parser.add_argument("--beside", nargs="*", default=["stock", "accelerate"], help="what else is measured")
+    parser.add_argument("--format", default="dense", help="of the experts: mxfp4, int4, int8, fp8, or a format's words")
+    parser.add_argument("--rows", nargs="*", default=list(ROWS), help="shares of the experts; with a p: with prefetch")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    suffix = "" if options.format == "dense" else f"_{options.format.replace(':', '_')}"
     for name in options.settings:
-        save = partial(keep, f"gpu_decode_{name}", options.out)
+        save = partial(keep, f"gpu_decode_{name}{suffix}", options.out)
         if name == "reference":
             free_running("stock" in options.beside, save)
             continue
         own = options.routing is not None and name == "gpt-oss-20b"
         trace = Trace.load(options.routing) if own else routing_of(SHAPES[name])
-        published_shape(name, trace, set(options.beside), save)
+        published_shape(name, trace, set(options.beside), save, options.format, options.rows)
 
 
 def keep(name: str, folder: Path | None, figures: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ from hotset.models.placeholders import install_placeholders
 from hotset.store import Catalog, LayerSource
 from hotset.trace import Trace
 from hotset.trace.synth import SynthConfig, synthesise
+from packed_experts import fill_slot, packed_layout
 
 from common import gpt_oss, publish
 from gpu_shapes import SHAPES, Decoder, ForcedRouting, Shape, empty_model, materialise
@@ -96,13 +97,14 @@ def accelerate_ms(shape: Shape, trace: Trace) -> float:
 class Bench:
     """One shape's experts in pinned host memory, and engines of several sizes over them."""
 
-    def __init__(self, shape: Shape, policy: str) -> None:
+    def __init__(self, shape: Shape, policy: str, weight_format: str = "dense") -> None:
         self.policy = policy
         self.model = empty_model(shape)
         self.moe_layers = find_moe_layers(self.model)
         remember_shapes(self.model, {name for moe_layer in self.moe_layers for name in moe_layer.parameters()})
         layers = [
-            LayerSource(layout_of(self.model, moe_layer), [()] * moe_layer.experts) for moe_layer in self.moe_layers
+            LayerSource(packed_layout(layout_of(self.model, each), each.spec, weight_format), [()] * each.experts)
+            for each in self.moe_layers
         ]
         self.catalog = Catalog((), tuple(layers))
         self.shape = shape_of(self.moe_layers, self.catalog)
@@ -115,8 +117,9 @@ class Bench:
         page_lock(self.host.arena, DEVICE)
 
     def _fill(self) -> None:
-        rows = self.host.arena.memory.view(torch.bfloat16).view(self.host.arena.slots, -1)
-        one = torch.empty(rows.shape[1], dtype=torch.bfloat16).normal_(std=0.02)
+        rows = self.host.arena.memory.view(self.host.arena.slots, -1)
+        one = torch.zeros(rows.shape[1], dtype=torch.uint8)
+        fill_slot(self.catalog.layers[0].layout, one)  # all layers are alike
         with ThreadPoolExecutor(8) as threads:  # a page that is touched for the first time costs more than its bytes
             list(threads.map(lambda row: row.copy_(one), rows))
 

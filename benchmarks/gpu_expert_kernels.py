@@ -1,6 +1,6 @@
 """How close the two expert kernels come to the memory's bandwidth, beside torch on gathered weights.
 
-python benchmarks/gpu_expert_kernels.py [shape ...] [--out FOLDER]
+python benchmarks/gpu_expert_kernels.py [shape ...] [--formats dense mxfp4 int4 fp8 int8] [--out FOLDER]
 
 Every figure is the time on the device alone: calls on ever other slots, in one CUDA graph. The arena is far larger than
 the device's cache, so that weights come from memory, as they do when a model decodes.
@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 from hotset.store import Part, SlotLayout
 from hotset.store.layout import PAGE_BYTES, round_up
+from packed_experts import fill_slot, packed_layout
 
 from common import publish
 
@@ -106,12 +108,15 @@ def copy_gb_per_s() -> float:
 class Bench:
     """Random experts of one shape in an arena, and random calls."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, weight_format: str) -> None:
         self.shape = shape
-        self.spec, self.layout = spec_of(shape)
+        self.spec, plain = spec_of(shape)
+        self.layout = packed_layout(plain, self.spec, weight_format)
         slot_bytes = round_up(self.layout.used_bytes, PAGE_BYTES)
         self.arena = Arena.on_device(ARENA_BYTES // slot_bytes, slot_bytes, DEVICE)
-        self.arena.memory.view(torch.bfloat16).normal_(std=0.02)
+        rows = self.arena.memory.view(self.arena.slots, -1)
+        fill_slot(self.layout, rows[0])
+        rows[1:] = rows[0]
 
     def routings(self, tokens: int) -> list[torch.Tensor]:
         """For every call the rows of all pairs: each layer's experts lie anywhere, and tokens choose among them."""
@@ -154,9 +159,10 @@ class Bench:
 
         calls = {"up": up, "down": down, "both": both, "two_phases": in_two_phases}
         times = {name: device_us(work) / CALLS for name, work in calls.items()}
-        times["torch"] = self.torch_us(x, rows, weights)
+        if not self.layout.matrices:
+            times["torch"] = self.torch_us(x, rows, weights)
         different = sum(len(one.unique()) for one in rows) / CALLS
-        sizes = {name: different * self.layout.part(name).size_bytes for name in ("up", "down")}
+        sizes = {name: different * self.matrix_bytes(name) for name in ("up", "down")}
         sizes["both"] = sizes["up"] + sizes["down"]
         speeds = {name: size / times[name] / 1000 for name, size in sizes.items()}
         choices = [list(choice) for choice in kernels._choice(tokens)]
@@ -165,6 +171,10 @@ class Bench:
             "share_of_copy": {name: speed / peak for name, speed in speeds.items()}, "choices": choices,
             "tuning_s": tuning_s,
         }  # fmt: skip
+
+    def matrix_bytes(self, name: str) -> int:
+        """The bytes of a matrix, scales included."""
+        return sum(part.size_bytes for part in self.layout.parts if part.name.partition(":")[0] == name)
 
     def torch_us(self, x: torch.Tensor, rows: list[torch.Tensor], weights: torch.Tensor) -> float:
         """The same in torch: weights gathered for every pair, then batched products."""
@@ -187,28 +197,29 @@ class Bench:
 
 def table(name: str, rows: list[dict[str, Any]]) -> None:
     """Print what was measured."""
-    print(f"{name:18} tokens  experts   up us  down us  both us  in two  torch us  both GB/s   up %  down %  both %")
+    print(f"{name:24} tokens  experts   up us  down us  both us  in two  torch us  both GB/s   up %  down %  both %")
     for row in rows:
         us, share = row["us"], row["share_of_copy"]
         shares = "  ".join(f"{100 * share[kernel]:6.0f}" for kernel in ("up", "down", "both"))
         print(
-            f"{'':18} {row['tokens']:6}  {row['different_experts']:7.1f}  {us['up']:6.1f}  {us['down']:7.1f}  "
-            f"{us['both']:7.1f}  {us['two_phases']:6.1f}  {us['torch']:8.1f}  {row['gb_per_s']['both']:9.0f}  "
+            f"{'':24} {row['tokens']:6}  {row['different_experts']:7.1f}  {us['up']:6.1f}  {us['down']:7.1f}  "
+            f"{us['both']:7.1f}  {us['two_phases']:6.1f}  {us.get('torch', 0.0):8.1f}  {row['gb_per_s']['both']:9.0f}  "
             f"{shares}   {row['choices']}",
             flush=True,
         )
 
 
-def measure(names: list[str]) -> dict[str, Any]:
+def measure(names: list[str], formats: list[str]) -> dict[str, Any]:
     """All figures."""
     peak = copy_gb_per_s()
     print(f"{torch.cuda.get_device_name()}: a copy within its memory moves {peak:.0f} GB/s, of which % are shares")
     shapes: dict[str, Any] = {}
-    for name in names:
-        bench = Bench(SHAPES[name])
+    for name, weight_format in product(names, formats):
+        bench = Bench(SHAPES[name], weight_format)
         rows = [bench.row(tokens, peak) for tokens in BATCHES]
-        table(name, rows)
-        shapes[name] = {"shape": SHAPES[name]._asdict(), "rows": rows}
+        table(f"{name} {weight_format}", rows)
+        key = name if weight_format == "dense" else f"{name} {weight_format}"
+        shapes[key] = {"shape": SHAPES[name]._asdict(), "format": weight_format, "rows": rows}
         del bench
         torch.cuda.empty_cache()
     return {
@@ -221,12 +232,13 @@ def main() -> None:
     """Measure the shapes named, print and publish."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--formats", nargs="*", default=["dense"], help="dense, mxfp4, int4, int8, fp8, ...")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA device")
     with torch.no_grad():
-        figures = measure(args.shapes)
+        figures = measure(args.shapes, args.formats)
     if args.out:
         (args.out / "gpu_expert_kernels.json").write_text(json.dumps(figures, indent=1) + "\n")
     else:
