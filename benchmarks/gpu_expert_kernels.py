@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hotset.engine.arena import Arena
+from hotset.engine.kernels.pairs import Pairs
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 from hotset.store import Part, SlotLayout
@@ -140,13 +141,15 @@ class Bench:
         weights = torch.rand((tokens, shape.top_k), device=DEVICE)
         out = torch.empty_like(x)
 
+        products, choices, scratch = kernels.products, kernels.choices(tokens), kernels.scratch
+
         def up() -> None:
             for one in rows:
-                kernels.multiply_up(x, one, None, Phase.ALL)
+                products.multiply_up(x, Pairs(one, None), choices, scratch)
 
         def down() -> None:
             for one in rows:
-                kernels.multiply_down(one, None, weights, out, Phase.ALL)
+                products.multiply_down(Pairs(one, None), weights, out, choices, scratch)
 
         def both() -> None:
             for one in rows:
@@ -165,10 +168,10 @@ class Bench:
         sizes = {name: different * self.matrix_bytes(name) for name in ("up", "down")}
         sizes["both"] = sizes["up"] + sizes["down"]
         speeds = {name: size / times[name] / 1000 for name, size in sizes.items()}
-        choices = [list(choice) for choice in kernels._choice(tokens)]
         return {
             "tokens": tokens, "different_experts": different, "us": times, "gb_per_s": speeds,
-            "share_of_copy": {name: speed / peak for name, speed in speeds.items()}, "choices": choices,
+            "share_of_copy": {name: speed / peak for name, speed in speeds.items()},
+            "choices": [list(choice) for choice in choices],
             "tuning_s": tuning_s,
         }  # fmt: skip
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -46,6 +46,35 @@ class FormatPart(NamedTuple):
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+class UnitAssembly(NamedTuple):
+    """The PTX of a unit's product for devices of some kind, and the order in which it wants the inputs."""
+
+    multiply: str
+    constraints: str
+    order: int
+
+
+class UnitProduct(NamedTuple):
+    """How one thread multiplies a *unit* in registers: 16 bytes of a row's codes with the inputs that belong to them.
+
+    `assemble` is given a compute capability and returns PTX of: the sum (float32), four words of codes, the inputs
+    (float32), what was loaded of the scale, and of the zero point where that is stored. Rows are whole units.
+    """
+
+    assemble: Callable[[int], UnitAssembly]
+    inputs: int  # of a unit
+    scale_bytes: int  # that belong to a unit
+    outputs_per_scale: int = 1  # 0: all
+    inputs_per_scale: int = 0  # whole units; 0: all
+    zeros: bool = False  # whether the third part is a byte for each scale
+    whole: int = 0  # whether the third part is a scale of the matrix: 1 to multiply by, 2 to divide by
+    matrices: int = 1  # below each other, each with such a scale
+
+    def serves(self, inputs: int) -> bool:
+        """Whether rows of so many inputs are whole units with a scale each."""
+        return inputs % self.inputs == 0 and self.inputs_per_scale % self.inputs == 0
+
+
 class TileLoader(NamedTuple):
     """How the Triton kernels get numbers out of a format's parts: code that is compiled into them.
 
@@ -60,6 +89,7 @@ class TileLoader(NamedTuple):
     settings: tuple[int | float | bool, ...] = ()
     lane: int = 1  # values next to each other in depth that one load brings to a thread; a power of two
     by_columns: bool = False  # whether values next to each other in memory belong to different outputs
+    units: UnitProduct | None = None  # what devices with PTX do instead where rows are whole units
 
 
 class StoredModule(NamedTuple):

@@ -13,6 +13,7 @@ from hotset.checks import shown
 from hotset.errors import FormatError
 from hotset.formats.base import Encoded, FormatPart, StoredModule, TileLoader, WeightFormat
 from hotset.store.header import StoredTensor
+from hotset.store.layout import ITEM_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 BITS = (4, 8)
 SCALES = ("bfloat16", "float16", "float32")
+DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24}
+"""Binary digits of a number: units leave out that weights are rounded to their scale's type, where it has as many."""
 ZEROS = ("none", "bytes", "packed")
 """Zero points: none, for the middle of the codes; bytes, one for each scale; or packed into words along outputs."""
 
@@ -139,13 +142,18 @@ class Integer(WeightFormat):
     def tile(self) -> TileLoader | None:
         """Codes to integers to float32."""
         from hotset.formats._low_bit_tiles import TYPES, load_integer
+        from hotset.formats._ptx import product_of
 
         if self.zeros == "packed" or self.dtype not in TYPES:
             return None
         settings = (
             TYPES[self.dtype], self.bits, self.group, TYPES[self.scales], self.zeros == "bytes", self.ordered,
         )  # fmt: skip
-        return TileLoader(load_integer, settings, lane=16)
+        if self.ordered or DIGITS[self.scales] < DIGITS[self.dtype]:
+            return TileLoader(load_integer, settings, lane=16)
+        size, zeros = ITEM_BYTES[self.scales], self.zeros == "bytes"
+        units = product_of(f"int{self.bits}", self.scales, size, zeros=zeros, inputs_per_scale=self.group)
+        return TileLoader(load_integer, settings, lane=16, units=units)
 
     @classmethod
     def detect(cls, module: StoredModule) -> Sequence[Encoded]:

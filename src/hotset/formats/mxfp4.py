@@ -64,10 +64,12 @@ class Mxfp4(WeightFormat):
     def tile(self) -> TileLoader | None:
         """Codes widened by shifts."""
         from hotset.formats._low_bit_tiles import TYPES, load_mxfp4
+        from hotset.formats._ptx import product_of
 
         if self.dtype not in TYPES:
             return None
-        return TileLoader(load_mxfp4, (TYPES[self.dtype],), lane=16)
+        units = product_of("fp4", "e8m0", 1, inputs_per_scale=GROUP)
+        return TileLoader(load_mxfp4, (TYPES[self.dtype],), lane=16, units=units)
 
     @classmethod
     def detect(cls, module: StoredModule) -> Sequence[Encoded]:

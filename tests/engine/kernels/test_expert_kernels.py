@@ -25,8 +25,10 @@ from hotset.engine.kernels import tuning, with_triton  # noqa: E402
 from hotset.engine.kernels.activations import _GATED, _PLAIN, Activation, activation_of  # noqa: E402
 from hotset.engine.kernels.few_tokens import FewTokenKernels  # noqa: E402
 from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
+from hotset.engine.kernels.pairs import Pairs  # noqa: E402
 from hotset.engine.kernels.spec import ExpertSpec  # noqa: E402
-from hotset.engine.kernels.triton_experts import Phase, Scratch, TritonExperts, up_kernel  # noqa: E402
+from hotset.engine.kernels.triton_experts import Phase, TritonExperts  # noqa: E402
+from hotset.engine.kernels.triton_kernels import up_kernel  # noqa: E402
 from hotset.engine.kernels.tuning import Choice, Problem  # noqa: E402
 from hotset.store import Part, SlotLayout  # noqa: E402
 
@@ -171,7 +173,7 @@ def test_two_phases_give_the_same_bits_as_one(family: str, dtype: Any, share: fl
 
 def test_layers_can_share_what_passes_between_launches() -> None:
     sample = samples.sample_of(*samples.spec_of("olmoe"), torch.bfloat16)
-    scratch = Scratch.of(sample.spec, sample.layout, 8, samples.DEVICE)
+    scratch = kernels_of(sample, 4, max_tokens=2).scratch
     routing = samples.routing_of(sample, tokens=2, top_k=4)
     kernels = kernels_of(sample, 4, scratch=scratch, max_tokens=2)
     assert kernels.scratch is scratch
@@ -250,7 +252,7 @@ def test_every_kind_rounds_as_torch_does(kind: Any, swapped: bool) -> None:
     kernels = kernels_of(sample, 2)
     assert kernels.activation.kind == activation.kind
     assert kernels.activation.interleaved == interleaved
-    kernels.multiply_up(routing.x, routing.rows(sample), None, Phase.ALL)
+    kernels.products.multiply_up(routing.x, Pairs(routing.rows(sample), None), WIDE, kernels.scratch)
     linear = kernels.up.linear
     slots = routing.rows(sample).tolist()
     products = [(routing.x.float() @ linear.matrix(slot).float()).bfloat16() + linear.biases[slot] for slot in slots]

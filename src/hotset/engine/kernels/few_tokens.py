@@ -10,7 +10,7 @@ from hotset.engine.arena import Arena
 from hotset.engine.batch import ExpertBatch, IntArray
 from hotset.engine.kernels.base import ExpertKernels
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.engine.kernels.triton_experts import ROUTER_DTYPES, Phase, Scratch, TritonExperts
+from hotset.engine.kernels.triton_experts import ROUTER_DTYPES, Phase, TritonExperts
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
@@ -51,10 +51,9 @@ class FewTokenKernels(ExpertKernels):
             batch.finish(out)
 
     def _launch(self, batch: ExpertBatch, pair_row: Tensor, pair_late: Tensor, out: Tensor, phase: Phase) -> None:
-        kernels, pairs = self.kernels, len(pair_row)
-        hidden = torch.empty((pairs, kernels.inner), dtype=kernels.dtype, device=out.device)
-        raw = hidden if phase is Phase.ALL else batch.unweighted(kernels.width, kernels.dtype)
-        scratch = Scratch(hidden, raw, pair_late)
+        kernels = self.kernels
+        raw = out if phase is Phase.ALL else batch.unweighted(kernels.width, kernels.dtype)
+        scratch = kernels.products.room(len(pair_row), raw, pair_late)
         kernels(batch.hidden.contiguous(), pair_row, pair_late, batch.weights, out, phase, scratch=scratch)
 
     def differentiable(self, given: Tensor, row: int) -> Tensor:

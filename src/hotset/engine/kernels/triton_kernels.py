@@ -112,7 +112,7 @@ def _biased(product, bias, columns, inside, has_bias: tl.constexpr, dtype: tl.co
     return product
 
 
-@triton.jit(do_not_specialize=["phase", "pair_row", "pair_late"])
+@triton.jit(do_not_specialize=["phase", "pair_row", "pair_late", "stamp"])
 def up_kernel(
     x, w, bias, h, pair_row, pair_late, phase, stamp, strides, bias_stride,
     n: tl.constexpr, k: tl.constexpr, top_k: tl.constexpr, activate: tl.constexpr, alpha: tl.constexpr,
@@ -183,7 +183,7 @@ def _pairs_times(
     return tl.sum(total, axis=2)
 
 
-@triton.jit(do_not_specialize=["phase", "pair_row", "pair_late", "weights"])
+@triton.jit(do_not_specialize=["phase", "pair_row", "pair_late", "weights", "stamp"])
 def down_kernel(
     h, w, bias, weights, raw, out, pair_row, pair_late, phase, stamp, strides, bias_stride,
     n: tl.constexpr, k: tl.constexpr, top_k: tl.constexpr, load: tl.constexpr, settings: tl.constexpr,

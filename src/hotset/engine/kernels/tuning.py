@@ -72,7 +72,14 @@ _LISTS = {
         Choice(32, 16, 8, 1, 4), Choice(32, 16, 8, 1, 2), Choice(16, 16, 8, 1, 4), Choice(64, 16, 8, 1, 2),
         Choice(32, 32, 16, 1, 2), Choice(16, 32, 16, 1, 4), Choice(32, 32, 8, 3),
     ],
+    # By units: rows, threads along each of them, warps. A row is a warp's, or in the second kernel an expert's.
+    ("up units", False): [Choice(2, 32, 1), Choice(4, 32, 1), Choice(1, 32, 1), Choice(4, 32, 4), Choice(4, 8, 1)],
+    ("down units", False): [
+        Choice(4, 32, 4), Choice(2, 32, 4), Choice(2, 32, 2), Choice(2, 16, 4), Choice(4, 16, 4), Choice(2, 8, 2),
+    ],
 }  # fmt: skip
+UNIT_ROUNDS = 4
+"""Units that a thread has under way of each row, at most."""
 
 _remembered: dict[tuple[str, str], Choice] = {}
 
@@ -95,6 +102,8 @@ def default(problem: Problem) -> Choice:
 
 def _fitted(problem: Problem, choice: Choice) -> Choice:
     """A listed choice for this size: the lists are made for gates, for eight pairs and for large matrices."""
+    if problem.kernel.endswith("units"):
+        return _fitted_units(problem, choice)
     block_n, block_k, *rest = choice
     if problem.kernel == "up" and not problem.gated:
         block_n *= 2
@@ -103,6 +112,16 @@ def _fitted(problem: Problem, choice: Choice) -> Choice:
         block_n, block_k = (block_n, min(block_k * times, 128)) if problem.transposed else (block_n * times, block_k)
     room = triton.next_power_of_2(problem.n), max(triton.next_power_of_2(problem.k), 16)
     return Choice(min(block_n, room[0]), min(block_k, room[1]), *rest)
+
+
+def _fitted_units(problem: Problem, choice: Choice) -> Choice:
+    """A listed choice for rows of so many units: no more threads than there are, and loads in rounds of equal size."""
+    lanes = min(choice.block_k, max(triton.next_power_of_2(problem.k), 8))
+    beside = problem.group if problem.kernel.startswith("down") else choice.block_n
+    rows = choice.block_n if problem.kernel.startswith("down") else max(choice.block_n, 32 // lanes)
+    chunks = -(-problem.k // lanes)
+    unroll = -(-chunks // -(-chunks // UNIT_ROUNDS))
+    return Choice(rows, lanes, max(min(choice.warps, beside * lanes // 32), 1), 1, unroll)
 
 
 def chosen(problem: Problem, trial: Trial, device: torch.device) -> Choice:
