@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 CLASSES = {
-    "experts": ("up_kernel", "down_kernel"),
+    "experts": ("up_kernel", "down_kernel", "up_units_kernel", "down_units_kernel", "order_kernel"),
     "plan": ("plan_event",),
     "demand copies": ("_gather", "fetch"),
     "guesses: copies": ("send",),
