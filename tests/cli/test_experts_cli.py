@@ -9,16 +9,35 @@ import pytest
 from calls import FEW, PROMPT, call
 
 from hotset import reference
+from hotset.cli import doctor_disk
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-def test_a_small_pack_runs_and_is_verified(tmp_path: Path) -> None:
-    out = tmp_path / "small"
-    told = call("pack", reference.path(), "-o", out, "--experts", "int8", "--json")
+def test_a_small_pack_runs_and_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_disk, "SAMPLE_BYTES", 16 << 20)
+    monkeypatch.setattr(doctor_disk, "SECONDS_EACH", 0.01)
+    out, text, other = tmp_path / "small", tmp_path / "text.txt", tmp_path / "other.txt"
+    text.write_text("\n".join(one.text for one in reference.workload("it").prompts[:6]))
+    other.write_text("\n".join(one.text for one in reference.workload("fr").prompts[:6]))
+    words = ("pack", reference.path(), "-o", out, "--experts", "int8", "--calibrate", other, "--quality", text)
+    told = call(*words, "--json")
     assert told.code == 0, told
-    assert json.loads(told.out)["experts"] > 0
+    document = json.loads(told.out)
+    assert document["experts"] > 0
+    assert 0 < document["quality"]["kl_mean"] < 0.01
+    assert document["quality"]["same_top"] > 0.9
+    again = call(*words)
+    assert "is a complete pack of this model already" in again.out
+    assert "quality: KL divergence" in again.out
+    model = json.loads(call("doctor", out, "--json").out)["model"]
+    assert model["pack"]["quality"] == document["quality"]
+    assert model["pack"]["calibration"].startswith("other.txt, ")
+    assert model["pack"]["formats"] == ["integer:bits=8"]
+    shown = call("doctor", out).out
+    assert "calibrated on" in shown
+    assert "tokens of text.txt" in shown
     assert call("pack", "--verify", out).code == 0
     plain = (Path(reference.path()) / "model.safetensors").stat().st_size
     assert sum(file.stat().st_size for file in out.iterdir()) < 0.75 * plain

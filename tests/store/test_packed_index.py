@@ -16,7 +16,7 @@ from store_samples import block, forge, plan_of, write_pack
 from hotset.errors import StoreError
 from hotset.store import PAGE_BYTES, Matrix, Part, SlotLayout
 from hotset.store.pack import without_gaps
-from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_packed
+from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_index, open_packed, write_quality
 from hotset.store.plan import PackKey, PackLayer, PackPlan
 from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.file import aligned_buffer
@@ -255,3 +255,39 @@ def test_any_value_anywhere_is_refused_or_opens(pack: Path, data: st.DataObject,
         pass
     finally:
         (pack / INDEX_FILE).write_bytes(original)
+
+
+QUALITY = {
+    "text": {"name": "a text", "sha256": "ab" * 32, "tokens": 300},
+    "dtype": "bfloat16",
+    "tokens": 299, "kl_mean": 0.02, "kl_p99": 0.2, "same_top": 0.92, "perplexity": 8.1, "packed_perplexity": 8.2,
+}  # fmt: skip
+
+
+def test_quality_is_kept_beside_all_else(pack: Path) -> None:
+    before = open_index(pack)
+    assert before.quality is None
+    write_quality(pack, QUALITY)
+    after = open_index(pack)
+    assert after.quality == QUALITY
+    assert (after.plan, after.digests, after.files, after.small) == (
+        before.plan, before.digests, before.files, before.small,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda q: q.pop("text"), lambda q: q.update(text=3), lambda q: q.pop("kl_p99"), lambda q: q.update(tokens=0),
+        lambda q: q.update(kl_mean="0.1"), lambda q: q.update(kl_mean=True), lambda q: q.update(perplexity=-1.0),
+        lambda q: q.update(perplexity=float("inf")), lambda q: q.update(parts={"it": {}}), lambda q: q.update(parts=[]),
+        lambda q: q["text"].update(name="\x1b[2J"), lambda q: q["text"].update(sha256="a" * 999),
+    ],
+)  # fmt: skip
+def test_quality_that_cannot_be_is_refused(pack: Path, edit: Edit) -> None:
+    document = json.loads((pack / INDEX_FILE).read_text())
+    document["quality"] = json.loads(json.dumps(QUALITY))
+    edit(document["quality"])
+    forge(pack / INDEX_FILE, document)
+    with pytest.raises(StoreError, match="is damaged"):
+        open_index(pack)

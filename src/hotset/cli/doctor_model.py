@@ -108,6 +108,22 @@ def needs(name: str, found: Found) -> dict[str, Any]:
         "auto_bytes": min(auto, total),
         "fits": total <= auto,
         "host_only": found.host_only,
+        "pack": _pack(found.files[0].parent),
+    }
+
+
+def _pack(folder: Path) -> dict[str, Any] | None:
+    """What a packed model says of itself: its experts' formats, what they were calibrated on, and their quality."""
+    from hotset.store.packed import is_packed, open_index
+
+    if not is_packed(folder):
+        return None
+    index = open_index(folder)
+    matrices = [matrix for layer in index.plan.layers for matrix in layer.layout.matrices]
+    return {
+        "formats": sorted({matrix.format for matrix in matrices}) or [index.plan.meta.get("dtype", "")],
+        "calibration": index.plan.meta.get("calibration"),
+        "quality": index.quality,
     }
 
 

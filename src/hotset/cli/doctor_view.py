@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from hotset.cli.quality_view import quality_line
 from hotset.shape import format_size
 from hotset.text import printable
 
@@ -106,4 +107,17 @@ def _model(found: dict[str, Any]) -> Iterator[Line]:
     yield "25 % of the experts", format_size(found["quarter_bytes"])
     yield "one token's experts", format_size(found["cycle_bytes"])
     yield "smallest budget", f"{format_size(found['least_bytes'])} ({found['least_slots']} slots)"
+    if found["pack"]:
+        yield from _pack(found["pack"])
     yield "fits as a whole", "yes: hotset is not needed to run it here" if found["fits"] else "no"
+
+
+def _pack(found: dict[str, Any]) -> Iterator[Line]:
+    yield "packed as", ", ".join(found["formats"])
+    if found["calibration"]:
+        yield "calibrated on", found["calibration"]
+    if found["quality"]:
+        yield "quality", quality_line(found["quality"])
+        for name, part in found["quality"].get("parts", {}).items():
+            top, loss = f"same token {100 * part['same_top']:.1f} %", f"perplexity {part['packed_perplexity']:.2f}"
+            yield f"  {name}", f"KL {part['kl_mean']:.2g}, {top}, {loss} (original {part['perplexity']:.2f})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +12,11 @@ import typer
 
 from hotset.cli import run_options as opt
 from hotset.cli.output import JsonFlag, SafeConsole, emit, note
+from hotset.cli.quality_view import quality_line
 from hotset.errors import HotsetError
+from hotset.options import RunOptions
 
+Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 EXPERTS = ("auto", "dense", "int8", "int4", "mxfp4")
 
@@ -35,6 +38,20 @@ def pack(
             "small: int8, int4 or mxfp4, in groups of 32."
         ),
     ] = "auto",
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Choose scales by what this text brings to each expert.", show_default=False),
+    ] = None,
+    quality: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure what small experts cost on this text; none: on a small one that ships with hotset.",
+            show_default=False,
+        ),
+    ] = None,
+    no_quality: Annotated[bool, typer.Option("--no-quality", help="Do not measure it.")] = False,
+    memory: opt.Memory = "auto",
     verify: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Read a pack again and check every digest, instead.", show_default=False),
@@ -48,7 +65,8 @@ def pack(
     command goes on where it stopped.
 
     Quantised experts keep their format. With --experts int4 those of an
-    unquantised model take a little more than a quarter of their bytes.
+    unquantised model take a little more than a quarter of their bytes. What
+    that costs is measured, kept in the pack, and shown by hotset doctor.
 
     Example: hotset pack Qwen/Qwen3-30B-A3B -o qwen3-packed --experts int4
     """
@@ -62,10 +80,12 @@ def pack(
         )
     _refuse(dtype not in DTYPES, f"no type is called {dtype}: use {', '.join(DTYPES)}")
     _refuse(experts not in EXPERTS, f"experts are packed as {', '.join(EXPERTS)}, not {experts:.60}")
-    _pack(model, out, dtype, experts, trust_remote_code, as_json)
+    options = RunOptions(memory=memory, trust_remote_code=trust_remote_code)
+    wish = {"dtype": dtype, "experts": experts, "calibrate": calibrate, "quality": quality, "measured": not no_quality}
+    _pack(model, out, options, wish, as_json)
 
 
-def _pack(model: str, out: Path, dtype: str, experts: str, trust_remote_code: bool, as_json: bool) -> None:
+def _pack(model: str, out: Path, options: RunOptions, wish: dict[str, Any], as_json: bool) -> None:
     from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
     from hotset.generation.text_model import locate
@@ -74,20 +94,25 @@ def _pack(model: str, out: Path, dtype: str, experts: str, trust_remote_code: bo
     place = locate(model)
     with ExitStack() as stack:
         try:
-            from hotset.models.packing import pack as write
+            from hotset.generation.packs import PackMaker
 
             stack.enter_context(quiet_libraries())
         except ModuleNotFoundError as error:
             raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
-        progress = stack.enter_context(_bytes_bar("packing"))
+        bar = stack.enter_context(_bars())
         stack.enter_context(translate_errors(place, "pack the model", LOADING))
-        report = write(place, out, dtype=dtype, progress=progress, trust_remote_code=trust_remote_code, experts=experts)
-    document = dataclasses.asdict(report) | {"folder": str(report.folder), "bytes": report.size_bytes}
+        report, quality, remark = PackMaker(place, out, options, **wish).make(bar)
+    document = dataclasses.asdict(report) | {
+        "folder": str(report.folder), "bytes": report.size_bytes, "quality": quality,
+    }  # fmt: skip
     del document["size_bytes"]
     told = "is a complete pack of this model already" if report.complete_already else "written and read back"
     kept = f", {report.resumed:,} of them from an earlier run" if report.resumed else ""
     size = format_size(report.size_bytes)
-    emit(document, as_json, f"{out}: {told}, {report.experts:,} experts{kept}, {size} in {report.seconds:.1f} s")
+    if remark is not None:
+        note(remark)
+    lines = [f"{out}: {told}, {report.experts:,} experts{kept}, {size} in {report.seconds:.1f} s"]
+    emit(document, as_json, *lines, *(() if quality is None else (f"quality: {quality_line(quality)}",)))
 
 
 def _verify(folder: Path, as_json: bool) -> None:
@@ -96,7 +121,7 @@ def _verify(folder: Path, as_json: bool) -> None:
     from hotset.store.verify import verify_packed
 
     _refuse(not is_packed(folder), f"{folder} is no packed model: make one with hotset pack MODEL -o DIR")
-    with _bytes_bar("reading") as progress:
+    with _bars() as bar, bar("reading") as progress:
         report = verify_packed(folder, progress)
     document = {"folder": str(folder), "experts": report.experts, "files": report.files, "bytes": report.size_bytes}
     size = format_size(report.size_bytes)
@@ -112,17 +137,23 @@ def _refuse(wrong: bool, why: str) -> None:
 
 
 @contextmanager
-def _bytes_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a progress callback; the bar shows on a terminal only."""
+def _bars() -> Iterator[Bar]:
+    """Yield what makes progress bars, one below the other; they show on a terminal only."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = SafeConsole(stderr=True)
     if not console.is_terminal:
-        yield None
+        yield lambda _: nullcontext()
         return
     columns: tuple[Any, ...] = (
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with Progress(*columns, console=console, transient=True) as shown:
+
+        @contextmanager
+        def bar(what: str) -> Iterator[Callable[[int, int], None]]:
+            task = shown.add_task(what, total=None)
+            yield lambda done, total: shown.update(task, completed=done, total=total)
+            shown.remove_task(task)
+
+        yield bar

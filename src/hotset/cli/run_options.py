@@ -14,6 +14,7 @@ _LEARNING = "Learning from use"
 _TEXT = "Text"
 
 Model = Annotated[str | None, flag_of(RunOptions, "model")]
+Memory = Annotated[str, flag_of(RunOptions, "memory", grouped=False)]
 TrustRemoteCode = Annotated[bool, flag_of(RunOptions, "trust_remote_code", grouped=False)]
 UseTemplate = Annotated[
     bool | None,

@@ -39,11 +39,17 @@ KernelFactory = Callable[[Arena, SlotLayout, ExpertSpec, int], ExpertKernels]
 """Makes the kernels of one layer from an arena, the layout of its rows, what an expert computes, and top_k."""
 
 
+def per_expert_kernels(arena: Arena, layout: SlotLayout, spec: ExpertSpec, _: int) -> ExpertKernels:
+    """The kernels of one layer on a CPU."""
+    return PerExpertKernels(arena, layout, spec)
+
+
 def cpu_engine(
     controller: Controller,
     catalog: Catalog,
     specs: Sequence[ExpertSpec],
     *,
+    kernels: KernelFactory = per_expert_kernels,
     threads: int = 0,
     force: bool = False,
     predictor: Predictor | None = None,
@@ -56,9 +62,9 @@ def cpu_engine(
     readers = Readers(catalog, arena.rows().__getitem__, threads=threads)
     mover = DiskMover(readers, cache.staging)
     prefetcher = Prefetcher(cache, DiskPrefetch(readers), predictor) if controller.plan.prefetch_rows else None
-    layers = zip(catalog.layers, specs, strict=True)
-    kernels = [PerExpertKernels(arena, source.layout, spec) for source, spec in layers]
-    driver = HostDriver(cache, mover, kernels, prefetcher, catalog, stats, guard)
+    top_k, layers = controller.plan.shape.top_k, zip(catalog.layers, specs, strict=True)
+    of_layers = [kernels(arena, source.layout, spec, top_k) for source, spec in layers]
+    driver = HostDriver(cache, mover, of_layers, prefetcher, catalog, stats, guard)
     preloader = Preloader(cache, DiskLoader(cache, catalog, readers, guard), guard, catalog.slot_bytes)
     offload = Offload(catalog, arena, mover, driver, prefetcher, preloader)
     return Engine(torch.device("cpu"), cache, stats, guard, driver, offload, monitor)

@@ -17,29 +17,32 @@ BELOW = 2
 LARGEST_EXPONENT = 254
 
 
-def integer_groups(groups: Tensor, bits: int, scales: str) -> tuple[Tensor, Tensor]:
+def integer_groups(groups: Tensor, bits: int, scales: str, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Codes and scales of numbers [..., of a group]: float32 in, bytes and scales of the named type out.
+
+    The error of each number counts by the importance of its input, where that is known.
 
     The number of largest size, whichever sign it has, is tried at the last negative code, which has one more than the
     positive side; the best of these scales is then replaced by that which fits its codes best.
     """
     middle = 1 << (bits - 1)
     largest = groups.gather(-1, _finite(groups).abs().argmax(-1, keepdim=True))
-    best = _Best(groups)
+    best = _Best(groups, importance)
     for share in STEPS[bits]:
         best.take(*_codes(groups, largest * (-share / middle), bits, scales))
     numbers = best.codes.float() - middle
-    squares = (numbers * numbers).sum(-1, keepdim=True)
-    fitted = (numbers * groups).sum(-1, keepdim=True) / torch.where(squares == 0, 1, squares)
+    weighted = numbers if importance is None else numbers * importance
+    squares = (weighted * numbers).sum(-1, keepdim=True)
+    fitted = (weighted * groups).sum(-1, keepdim=True) / torch.where(squares == 0, 1, squares)
     best.take(*_codes(groups, fitted, bits, scales))
     return best.codes, best.scales.squeeze(-1)
 
 
-def mxfp4_groups(groups: Tensor) -> tuple[Tensor, Tensor]:
+def mxfp4_groups(groups: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Codes and exponent bytes of numbers [..., 32], the better of two or three exponents for each group."""
     largest = _finite(groups).abs().amax(-1, keepdim=True)
     exponent = torch.frexp(largest).exponent - 1 - BELOW + 127
-    best = _Best(groups)
+    best = _Best(groups, importance)
     for more in (0, 1, -1):
         byte = torch.where(largest == 0, 0, (exponent + more).clamp(0, LARGEST_EXPONENT)).to(torch.uint8)
         power = byte.view(torch.float8_e8m0fnu).float()
@@ -59,13 +62,14 @@ def fp4_codes(numbers: Tensor) -> Tensor:
 class _Best:
     """Of several encodings of the same groups, the best of each group."""
 
-    def __init__(self, groups: Tensor) -> None:
-        self.groups = groups
+    def __init__(self, groups: Tensor, importance: Tensor | None) -> None:
+        self.groups, self.importance = groups, importance
         self.error = torch.full((*groups.shape[:-1], 1), torch.inf)
         self.codes, self.scales = torch.zeros_like(groups, dtype=torch.uint8), torch.zeros(0)
 
     def take(self, codes: Tensor, scales: Tensor, values: Tensor) -> None:
-        error = (values - self.groups).square_().sum(-1, keepdim=True)
+        errors = (values - self.groups).square_()
+        error = (errors if self.importance is None else errors.mul_(self.importance)).sum(-1, keepdim=True)
         better = error < self.error
         self.error = torch.where(better, error, self.error)
         self.codes = torch.where(better, codes, self.codes)

@@ -192,8 +192,11 @@ class WeightFormat(ABC):
         """The matrices of a checkpoint's module that are in this format."""
         return ()
 
-    def encode(self, matrix: Tensor, out: Sequence[Tensor]) -> None:  # noqa: ARG002 - most are only ever read
-        """Fill the parts of a matrix from its numbers [outputs, inputs], with as little squared error as it takes."""
+    def encode(self, matrix: Tensor, out: Sequence[Tensor], importance: Tensor | None = None) -> None:  # noqa: ARG002
+        """Fill the parts of a matrix from its numbers [outputs, inputs], with as little squared error as it takes.
+
+        Errors count by the importance of their inputs [inputs], where that is known. Most formats are only ever read.
+        """
         raise FormatError(f"hotset reads {self.name}, and does not make it")
 
     def fill(self, pieces: Sequence[tuple[WeightFormat, Sequence[Tensor]]], out: Sequence[Tensor]) -> None:

@@ -125,7 +125,7 @@ class Integer(WeightFormat):
             by_group -= middle if zeros is None else middle[..., None]  # type: ignore[index]
             out[rows] = rounded(by_group.mul_(factors[..., None]).flatten(-2), self.scales)
 
-    def encode(self, matrix: Tensor, out: Sequence[Tensor]) -> None:
+    def encode(self, matrix: Tensor, out: Sequence[Tensor], importance: Tensor | None = None) -> None:
         """Codes around the middle, and the scale of least squared error for each group."""
         from hotset.formats._blocks import tiles
         from hotset.formats._numbers import grouped, joined
@@ -133,9 +133,10 @@ class Integer(WeightFormat):
 
         if self.zeros != "none" or self.ordered:
             super().encode(matrix, out)
+        count = self.groups(matrix.shape[1])
+        by_group = None if importance is None else grouped(importance.float(), count)
         for rows in tiles(*matrix.shape):
-            groups = grouped(matrix[rows].float(), self.groups(matrix.shape[1]))
-            codes, scales = integer_groups(groups, self.bits, self.scales)
+            codes, scales = integer_groups(grouped(matrix[rows].float(), count), self.bits, self.scales, by_group)
             out[0][rows] = joined(codes.flatten(-2)) if self.bits == 4 else codes.flatten(-2)
             out[1][rows] = scales
 

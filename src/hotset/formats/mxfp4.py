@@ -51,14 +51,16 @@ class Mxfp4(WeightFormat):
             values = grouped(fp4(codes[rows]), scales.shape[1])
             out[rows] = values.mul_(e8m0(scales[rows])[..., None]).flatten(-2)
 
-    def encode(self, matrix: Tensor, out: Sequence[Tensor]) -> None:
+    def encode(self, matrix: Tensor, out: Sequence[Tensor], importance: Tensor | None = None) -> None:
         """The exponent of least squared error for each group."""
         from hotset.formats._blocks import tiles
         from hotset.formats._numbers import grouped, joined
         from hotset.formats._search import mxfp4_groups
 
+        count = matrix.shape[1] // GROUP
+        by_group = None if importance is None else grouped(importance.float(), count)
         for rows in tiles(*matrix.shape):
-            codes, scales = mxfp4_groups(grouped(matrix[rows].float(), matrix.shape[1] // GROUP))
+            codes, scales = mxfp4_groups(grouped(matrix[rows].float(), count), by_group)
             out[0][rows], out[1][rows] = joined(codes.flatten(-2)), scales
 
     def tile(self) -> TileLoader | None:

@@ -19,11 +19,13 @@ from hotset.formats.dense import Dense
 from hotset.models.checkpoint import ParameterSource
 from hotset.models.encoded import EncodedTensor, rows_of
 from hotset.models.layers import LayerPart, MoeLayer, RowRange
+from hotset.models.moments import Importance
 from hotset.models.pieces import Piece, Trials, check_shape, check_shapes
 from hotset.models.targets import (
     EncodedTarget,
     ExpandedTarget,
     MadeTarget,
+    PieceImportance,
     PlainTarget,
     RawBytes,
     Target,
@@ -46,18 +48,26 @@ STORED_AS = "stored_as"
 class CatalogBuilder:
     """Turns MoE layers and their sources into a catalog for a kind of device."""
 
-    def __init__(self, model: Any, sources: Sources, kind: str = "cpu", experts: str = AUTO) -> None:
+    def __init__(
+        self,
+        model: Any,
+        sources: Sources,
+        kind: str = "cpu",
+        experts: str = AUTO,
+        importance: Importance | None = None,
+    ) -> None:
         self.model, self.sources, self.kind, self.experts = model, sources, kind, experts
+        self.importance = importance
         self.files: dict[Path, int] = {}
         self._trials = Trials(model, sources)
         self._formats: set[str] = set()
 
     def build(self, moe_layers: Sequence[MoeLayer]) -> Catalog:
         """The catalog of all MoE layers."""
-        layers = tuple(self._layer(moe_layer) for moe_layer in moe_layers)
+        layers = tuple(self._layer(number, moe_layer) for number, moe_layer in enumerate(moe_layers))
         return Catalog(tuple(self.files), layers, meta={STORED_AS: " and ".join(sorted(self._formats))})
 
-    def _layer(self, moe_layer: MoeLayer) -> LayerSource:
+    def _layer(self, number: int, moe_layer: MoeLayer) -> LayerSource:
         pieces = [
             [self._pieces(part, expert, moe_layer) for part in moe_layer.parts] for expert in range(moe_layer.experts)
         ]
@@ -68,7 +78,13 @@ class CatalogBuilder:
         by_part = [[expert[i] for expert in pieces] for i in range(len(parts))]
         layout = self._layout(moe_layer, parts, by_part)
         targets = [
-            self._target(layout, part.name, moe_layer.spec.is_transposed(part.name), bool(encoded_as(experts)))
+            self._target(
+                layout,
+                part.name,
+                moe_layer.spec.is_transposed(part.name),
+                bool(encoded_as(experts)),
+                self._importance(number, part, moe_layer.experts),
+            )
             for part, experts in zip(parts, by_part, strict=True)
         ]
         if all(t.is_direct(few) for expert in pieces for t, few in zip(targets, expert, strict=True)):
@@ -116,12 +132,24 @@ class CatalogBuilder:
         outputs, inputs = part.shape[::-1] if moe_layer.spec.is_transposed(part.name) else part.shape
         return outputs, inputs
 
-    def _target(self, layout: SlotLayout, name: str, transposed: bool, encoded: bool) -> Target:
+    def _importance(self, layer: int, part: LayerPart, experts: int) -> PieceImportance:
+        """What is known of the inputs of a matrix, by the rows of the model that it is made of."""
+        known = self.importance
+        if known is None:
+            return lambda _: None
+        numbers = {part.row_ranges(expert)[0]: expert for expert in range(experts)}
+        return lambda piece: known.of(layer, part.name, numbers[piece.row_range])
+
+    def _target(
+        self, layout: SlotLayout, name: str, transposed: bool, encoded: bool, importance: PieceImportance
+    ) -> Target:
         if layout.matrix(name) is None:
             part = layout.part(name)
             return ExpandedTarget(part, transposed, self._trials) if encoded else PlainTarget(part, self._trials)
         weight = weight_of(layout, name)
-        return EncodedTarget(weight, self._trials) if encoded else MadeTarget(weight, transposed, self._trials)
+        if encoded:
+            return EncodedTarget(weight, self._trials)
+        return MadeTarget(weight, transposed, self._trials, importance)
 
     def _pieces(self, part: LayerPart, expert: int, moe_layer: MoeLayer) -> list[Piece]:
         pieces = []

@@ -12,10 +12,11 @@ from hotset.cache.controller import Controller
 from hotset.cache.monitor import CacheMonitor
 from hotset.cache.plan import SlotPlan
 from hotset.compiling import give_triton_a_folder
-from hotset.engine.build import cpu_engine, gpu_engine, stock_engine
+from hotset.engine.build import KernelFactory, cpu_engine, gpu_engine, per_expert_kernels, stock_engine
 from hotset.engine.engine import Engine
 from hotset.engine.gradients import differentiable, refuse_dropout
 from hotset.engine.host.forecasting import ForecastPredictor
+from hotset.engine.kernels import gpu_kernels
 from hotset.errors import HotsetError
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.account import chunk_bytes, free_bytes
@@ -38,10 +39,17 @@ from hotset.prefetch import PrefetchTrial
 from hotset.store import Catalog
 
 
-def connect(model: Any, moe_layers: list[MoeLayer], catalog: Catalog, plan: SlotPlan, options: RunOptions) -> Handle:
-    """Serve the experts of a model from slots."""
+def connect(
+    model: Any,
+    moe_layers: list[MoeLayer],
+    catalog: Catalog,
+    plan: SlotPlan,
+    options: RunOptions,
+    kernels: KernelFactory | None = None,
+) -> Handle:
+    """Serve the experts of a model from slots, by kernels that suit the device or by those given."""
     notices = Notices()
-    engine = make_engine(model, catalog, moe_layers, plan, options, notices)
+    engine = make_engine(model, catalog, moe_layers, plan, options, notices, kernels)
     handle = connect_engine(model, moe_layers, engine, prompt_chunks(model, engine, options), notices)
     try:
         drive_by_device(model, handle, options)
@@ -86,7 +94,13 @@ def watch(model: Any, moe_layers: list[MoeLayer], plan: SlotPlan, options: RunOp
 
 
 def make_engine(
-    model: Any, catalog: Catalog, moe_layers: Sequence[MoeLayer], plan: SlotPlan, options: RunOptions, notices: Notices
+    model: Any,
+    catalog: Catalog,
+    moe_layers: Sequence[MoeLayer],
+    plan: SlotPlan,
+    options: RunOptions,
+    notices: Notices,
+    kernels: KernelFactory | None = None,
 ) -> Engine:
     """The engine for the device."""
     controller = Controller(plan, parse(options.policy_spec))
@@ -105,6 +119,7 @@ def make_engine(
             controller,
             catalog,
             specs,
+            kernels=kernels or per_expert_kernels,
             threads=options.threads,
             force=options.force,
             predictor=predictor,
@@ -123,6 +138,7 @@ def make_engine(
         parse(options.host_policy),
         by_device=by_device,
         predict=None if routers is None else routers.scores,
+        kernels=kernels or gpu_kernels,
         threads=options.threads,
         force=options.force,
         predictor=predictor,

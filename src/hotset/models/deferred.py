@@ -16,6 +16,7 @@ from hotset.models.decoded_state import decoded_state, needs_decoding
 from hotset.models.encoded import EncodedTensor
 from hotset.models.find_layers import find_moe_layers
 from hotset.models.layers import MoeLayer
+from hotset.models.moments import Importance
 from hotset.models.packed import open_fitting, refuse_expansion
 from hotset.models.patches import Undo, ignore_keys, weights_loaded_by
 from hotset.models.placeholders import Placeholder, install_placeholders
@@ -40,6 +41,7 @@ class DeferredExperts:
     placeholders: list[Placeholder] = field(default_factory=list)
     device_kind: str = "cpu"  # that experts are computed on
     experts: str = AUTO  # as the checkpoint has them, as plain numbers ("dense"), or in a format to be made
+    importance: Importance | None = None  # of the inputs of matrices whose format is made
     folder: Path | None = None  # of the files that were loaded
     report: Any = None  # what transformers says of missing and mismatched weights
     heed_keys: Undo = list  # ends the passing over of the experts' keys
@@ -67,7 +69,7 @@ class DeferredExperts:
         else:
             sources = parameter_sources(stored, keys, wanted)
             drop_spare_rows(model, moe_layers, sources)
-            catalog = CatalogBuilder(model, sources, self.device_kind, self.experts).build(moe_layers)
+            catalog = CatalogBuilder(model, sources, self.device_kind, self.experts, self.importance).build(moe_layers)
             listed = [tensors for source in sources.values() for tensors in source.tensors.values()]
             self.expert_keys = {tensor.name for tensors in listed for tensor in tensors}
         self.moe_layers, self.catalog = moe_layers, catalog

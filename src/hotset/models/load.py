@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hotset.engine.build import KernelFactory
 from hotset.errors import ModelError
 from hotset.models.account import bound_library_caches
 from hotset.models.catalog import STORED_AS
@@ -33,15 +34,19 @@ def load(model: str | Path, options: RunOptions) -> Any:
     return load_model(str(model), options, read_profile(options))
 
 
-def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
-    """Load a model that begins with a profile, or with nothing known."""
+def load_model(model: str, options: RunOptions, profile: Profile | None, kernels: KernelFactory | None = None) -> Any:
+    """Load a model that begins with a profile, or with nothing known; given kernels compute all experts in any case."""
     from transformers import AutoModelForCausalLM
 
     if (odd := odd_file(Path(model))) is not None:
         raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
     bound_library_caches()
     planner = MemoryPlanner(options)
-    deferred = DeferredExperts(keep=planner, device_kind=torch_device(options.device).type, experts=options.experts)
+
+    def keep(*found: Any) -> bool:
+        return planner(*found) and kernels is None
+
+    deferred = DeferredExperts(keep=keep, device_kind=torch_device(options.device).type, experts=options.experts)
     refuse_absurd_sizes(model)
     keywords = {
         "dtype": options.dtype,
@@ -63,7 +68,7 @@ def load_model(model: str, options: RunOptions, profile: Profile | None) -> Any:
     if deferred.kept:
         handle = watch(loaded, deferred.moe_layers, planner.plan, options)
     else:
-        handle = connect(loaded, deferred.moe_layers, deferred.catalog, planner.plan, options)
+        handle = connect(loaded, deferred.moe_layers, deferred.catalog, planner.plan, options, kernels)
         handle.placeholders = deferred.placeholders
     packed = all(layer.layout.matrices for layer in deferred.catalog.layers)
     if (stored := deferred.catalog.meta.get(STORED_AS)) and not packed:

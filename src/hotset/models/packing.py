@@ -19,7 +19,9 @@ from hotset.errors import HotsetError, ModelError
 from hotset.models.checkpoint import read_headers
 from hotset.models.deferred import DeferredExperts, load_without_experts
 from hotset.models.layers import MoeLayer
+from hotset.models.moments import Calibration, Importance, Moments
 from hotset.models.own_code import refusing_own_code
+from hotset.models.pack_files import packed_config, small_files, source_folder
 from hotset.models.packed import dtype_name
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import keep_encoded
@@ -29,9 +31,8 @@ from hotset.store.catalog import Bytes
 from hotset.store.dense import INDEX_NAME, Shard, shard_index, shards_of
 from hotset.store.digest import new_digest
 from hotset.store.header import StoredTensor
-from hotset.store.inside import check_inside
 from hotset.store.pack import Packer, tidy
-from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_index
+from hotset.store.packed import is_packed, open_index
 from hotset.store.plan import PackKey, PackLayer, PackPlan
 from hotset.store.verify import Progress
 from hotset.transfer import Readers, ReadTransfer
@@ -40,14 +41,10 @@ from hotset.transfer.readers import Load
 
 AHEAD = 8
 AHEAD_BYTES = 1 << 30
-LARGEST_COPY = 256 << 20
-WEIGHTS = (
-    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".gguf", ".ot",
-    ".index.json", ".hotset",
-)  # fmt: skip
 MADE = {"int8": "integer:bits=8", "int4": "integer", "mxfp4": "mxfp4"}
 """The formats that experts of plain numbers can be packed in; groups of 32."""
-FOLDERS = ("additional_chat_templates",)
+MOMENTS_FILE = "moments.safetensors"
+"""What a calibration has come to, in the folder of a pack that is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +59,7 @@ class PackReport:
     resumed: int  # experts that an earlier, interrupted run had written
     seconds: float
     complete_already: bool = False
+    quality: dict[str, Any] | None = None  # of a pack that was complete already
 
 
 @dataclass
@@ -91,32 +89,40 @@ def pack(
     auto_class: Any = None,
     trust_remote_code: bool = False,
     experts: str = AUTO,
+    calibration: Calibration | None = None,
 ) -> PackReport:
     """Pack a checkpoint into a folder that loads like it; goes on with what an interrupted run has left.
 
     Experts stay in the checkpoint's own format, unless they are to be plain numbers ("dense"), or plain numbers are to
-    become one of `MADE`.
+    become one of `MADE`; a calibration says which errors count then.
     """
     if experts not in (AUTO, DENSE, *MADE):
         raise HotsetError(f"experts are packed as {', '.join((AUTO, DENSE, *MADE))}, not {experts!r:.60}")
     began, target = time.perf_counter(), Path(out).absolute()
     if os.path.lexists(target) and not is_packed(target):
         raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
-    chosen = MADE.get(experts, experts)
-    found = inspect_checkpoint(str(model), dtype, auto_class, trust_remote_code=trust_remote_code, experts=chosen)
-    folder = _folder_of(str(model))
+    chosen, moments = MADE.get(experts, experts), Moments()
+    found = inspect_checkpoint(
+        str(model), dtype, auto_class, trust_remote_code=trust_remote_code, experts=chosen, importance=moments
+    )
+    folder = source_folder(str(model))
     small = small_files(folder)
-    plan = _plan(found, folder, str(model))
+    plan = _plan(found, folder, str(model), {} if calibration is None else calibration.meta)
     if target.exists():
         return _already(target, plan, began)
     shards = shards_of(dense_tensors(found))
     with Packer(target, plan, file_bytes=sum(shard.size_bytes for shard in shards), progress=progress) as packer:
         missing = packer.missing()
         _write_dense(packer, shards)
+        collected = packer.folder / MOMENTS_FILE
+        if calibration is not None and missing:
+            moments.expect(found.moe_layers or [])
+            calibration.collect(moments, collected)
         packer.add_all(read_experts(_catalog(found), missing))
+        collected.unlink(missing_ok=True)
         for file in small:
             content, name = file.read_bytes(), str(file.relative_to(folder))
-            packer.add_small(name, _config(content, found.model_dtype) if name == "config.json" else content)
+            packer.add_small(name, packed_config(content, found.model_dtype) if name == "config.json" else content)
         packer.finish()
     resumed = sum(layer.experts for layer in plan.layers) - len(missing)
     return _report(target, plan, began, resumed=resumed)
@@ -129,12 +135,13 @@ def inspect_checkpoint(
     *,
     trust_remote_code: bool = False,
     experts: str = AUTO,
+    importance: Importance | None = None,
 ) -> CheckpointInspection:
     """Find the experts of a checkpoint as `load` would, on a model without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     refuse_absurd_sizes(model)
-    found = CheckpointInspection(keep=lambda *_: False, experts=experts)
+    found = CheckpointInspection(keep=lambda *_: False, experts=experts, importance=importance)
 
     def stop(built: Any, moe_layers: list[MoeLayer], catalog: Catalog) -> bool:
         found.moe_layers, found.catalog, found.dtypes = moe_layers, catalog, built._hotset_dtypes
@@ -203,12 +210,13 @@ def _catalog(found: CheckpointInspection) -> Catalog:
     return found.catalog
 
 
-def _plan(found: CheckpointInspection, folder: Path, model: str) -> PackPlan:
+def _plan(found: CheckpointInspection, folder: Path, model: str, more: dict[str, str]) -> PackPlan:
     layers = zip(found.moe_layers or [], _catalog(found).layers, strict=True)
     meta = {
         "model": folder.resolve().name if Path(model).exists() else model,
         "dtype": dtype_name(found.dtypes),
         "fingerprint": fingerprint([*found.files, *_catalog(found).files], folder),
+        **more,
     }
     return PackPlan(
         tuple(PackLayer(moe_layer.name, layer.layout, len(layer.experts)) for moe_layer, layer in layers), meta
@@ -231,15 +239,6 @@ def _begins_in(starts: list[int], tensor: StoredTensor) -> bool:
     return at < len(starts) and starts[at] < tensor.offset + tensor.size_bytes
 
 
-def _folder_of(model: str) -> Path:
-    """Where the small files of a model are: its folder, or the local copy of what the hub has."""
-    if Path(model).is_dir():
-        return Path(model).absolute()
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(model, ignore_patterns=[f"*{suffix}" for suffix in WEIGHTS]))
-
-
 def _write_dense(packer: Packer, shards: Sequence[Shard]) -> None:
     for shard in shards:
         packer.add_file(shard.name, shard.chunks())
@@ -247,43 +246,12 @@ def _write_dense(packer: Packer, shards: Sequence[Shard]) -> None:
         packer.add_small(INDEX_NAME, shard_index(shards))
 
 
-def small_files(source: Path) -> list[Path]:
-    """Everything small that makes a folder a model: config, tokenizer, templates, code; links out of it are refused."""
-    folders = [source, *(source / name for name in FOLDERS if (source / name).is_dir())]
-    found = [file for folder in folders for file in sorted(folder.iterdir()) if _belongs(file)]
-    check_inside(source, found)
-    return found
-
-
-def _belongs(file: Path) -> bool:
-    if not file.is_file() or file.name.startswith(".") or file.name in (INDEX_FILE, BLOCKS_FILE):
-        return False
-    return not file.name.endswith(WEIGHTS) and file.stat().st_size <= LARGEST_COPY
-
-
-def _config(text: bytes, dtype: str) -> bytes:
-    """The config, saying how the experts were packed, so that a plain load takes the rest of the model alike."""
-    config = json.loads(text)
-    named = config.pop("transformers_weights", None)  # a file that is not in this folder
-    if not named and _dtype_in(config) == dtype:
-        return text
-    nested = [value for value in config.values() if isinstance(value, dict) and _dtype_in(value)]
-    for section in (config, *nested):
-        section.pop("torch_dtype", None)
-        section["dtype"] = dtype
-    return (json.dumps(config, indent=2) + "\n").encode()
-
-
-def _dtype_in(section: dict[str, Any]) -> Any:
-    return section.get("dtype", section.get("torch_dtype"))
-
-
 def _already(target: Path, plan: PackPlan, began: float) -> PackReport:
     """What to say of a pack that is there: complete if it is of this model, refused if not."""
     index = open_index(target)
     if index.plan != plan:
         raise HotsetError(
-            f"{target} is a pack of another model, another state of it or another --dtype "
+            f"{target} is a pack of another model, another state of it or with other options "
             f"({index.plan.meta.get('model')}, {index.plan.meta.get('dtype')}): choose another name, or remove it"
         )
     tidy(target)
@@ -304,4 +272,5 @@ def _report(
         resumed=resumed,
         seconds=time.perf_counter() - began,
         complete_already=complete_already,
+        quality=index.quality,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ from hotset.store import Part
 from hotset.store.catalog import Bytes
 from hotset.store.header import StoredTensor
 from hotset.store.layout import PART_ALIGNMENT_BYTES, round_up
+
+PieceImportance = Callable[[Piece], torch.Tensor | None]
+"""How much errors count at each input of the matrix that a piece is the first of; None where they all count alike."""
 
 
 class Target(ABC):
@@ -141,8 +144,8 @@ class ExpandedTarget(Target):
 class MadeTarget(Target):
     """A matrix in a format that is made of the checkpoint's plain numbers."""
 
-    def __init__(self, weight: Weight, transposed: bool, trials: Trials) -> None:
-        self.weight, self.transposed = weight, transposed
+    def __init__(self, weight: Weight, transposed: bool, trials: Trials, importance: PieceImportance) -> None:
+        self.weight, self.transposed, self.importance = weight, transposed, importance
         shape = (weight.inputs, weight.outputs) if transposed else (weight.outputs, weight.inputs)
         self.plain = PlainTarget(Part("", shape, weight.format.dtype), trials)
 
@@ -160,7 +163,8 @@ class MadeTarget(Target):
         numbers = np.empty(part.size_bytes, np.uint8)
         self.plain.decode(pieces, raw, numbers)
         matrix = tensor_of(numbers, part.dtype, part.shape)
-        self.weight.format.encode(matrix.T if self.transposed else matrix, _views(self.weight.parts, slot))
+        rows, importance = matrix.T if self.transposed else matrix, self.importance(pieces[0])
+        self.weight.format.encode(rows, _views(self.weight.parts, slot), importance)
 
 
 def _views(parts: Sequence[Part], slot: Bytes) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ The seal tells an edited file from a written one; a forged one still meets the c
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,6 +29,9 @@ MAX_NAME = 200
 """Letters of the name of a weight format, with its options."""
 CHUNK_BYTES = 8 << 20
 """How much of a file with weights one digest covers, beside that of the whole file."""
+FIGURES = ("kl_mean", "kl_p99", "same_top", "perplexity", "packed_perplexity")
+"""What quality consists of: of the divergence of each token from the original, the share of tokens for which both
+expect the same token most, and the perplexity of both."""
 REMEDY = "pack the model again with hotset pack"
 
 FileDigest = tuple[int, bytes]
@@ -46,11 +50,14 @@ class PackIndex:
     files: dict[str, FileDigest] = field(default_factory=dict)  # with weights
     chunks: dict[str, list[bytes]] = field(default_factory=dict)  # of the same files, to check them in threads
     small: dict[str, FileDigest] = field(default_factory=dict)  # config, tokenizer, templates, code
+    quality: dict[str, Any] | None = None  # how far it is from its original, where that was measured
 
     def to_bytes(self) -> bytes:
         """The document, sealed."""
         document = plan_document(self.plan) | {"files": {n: self._file_entry(n) for n in sorted(self.files)}}
         document["small"] = {n: _entry(f) for n, f in sorted(self.small.items())}
+        if self.quality is not None:
+            document["quality"] = self.quality
         for layer, digests in zip(document["layers"], self.digests, strict=True):
             layer["digests"] = [digest.hex() for digest in digests]
         return (json.dumps(document | {"seal": seal_of(document)}, indent=1) + "\n").encode()
@@ -128,7 +135,7 @@ def _index(document: Any) -> PackIndex:
     files = {name: _file(name, entry) for name, entry in entries.items()}
     chunks = {name: _chunks(files[name], entry) for name, entry in entries.items() if "chunks" in entry}
     small = {name: _file(name, entry, depth=2) for name, entry in _of({"small": {}} | document, "small", dict).items()}
-    return PackIndex(plan, digests, files, chunks, small)
+    return PackIndex(plan, digests, files, chunks, small, _quality(document.get("quality")))
 
 
 def _check_kind(document: Any) -> None:
@@ -181,6 +188,23 @@ def _matrix(entry: Any, parts: set[str]) -> Matrix:
     return Matrix(_of(entry, "name", str), outputs, inputs, spec, tuple(named))
 
 
+def _quality(entry: Any) -> dict[str, Any] | None:
+    """What was measured: numbers that can be, and names that can be printed."""
+    if entry is None:
+        return None
+    text = _of(entry, "text", dict)
+    for key in ("name", "sha256"):
+        if not 1 <= len(_of(text, key, str)) <= MAX_NAME or not text[key].isprintable():
+            raise _WrongError("the text that quality was measured on has no name")
+    _number(_of(text, "tokens", int), 1)
+    for figures in (entry, *_of({"parts": {}} | entry, "parts", dict).values()):
+        _number(_of(figures, "tokens", int), 1)
+        for key in FIGURES:
+            if type(_of(figures, key, (int, float))) is bool or not 0 <= figures[key] < math.inf:
+                raise _WrongError(f"{figures[key]!r:.40} cannot be the {key} of a model")
+    return dict(entry)
+
+
 def _file(name: str, entry: Any, depth: int = 1) -> FileDigest:
     parts = PurePosixPath(name).parts
     if "/".join(parts) != name or not 1 <= len(parts) <= depth or ".." in parts or "\0" in name:
@@ -195,7 +219,7 @@ def _chunks(file: FileDigest, entry: Any) -> list[bytes]:
     return [_digest(text) for text in chunks]
 
 
-def _of(entry: Any, key: str, kind: type) -> Any:
+def _of(entry: Any, key: str, kind: type | tuple[type, ...]) -> Any:
     if not isinstance(entry, dict) or not isinstance(entry.get(key), kind):
         raise _WrongError(f'"{key}" is missing or of the wrong kind')
     return entry[key]

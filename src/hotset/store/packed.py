@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hotset.errors import StoreError
+from hotset.files import write_beside
 from hotset.store.catalog import Catalog, LayerSource, Segment
 from hotset.store.index import REMEDY, PackIndex, read_index
 from hotset.store.plan import PackKey, PackPlan
@@ -42,6 +45,13 @@ def open_index(folder: Path) -> PackIndex:
             f"{index.plan.end_bytes:,}; {REMEDY}"
         )
     return index
+
+
+def write_quality(folder: Path, quality: dict[str, Any]) -> None:
+    """Put into a complete pack how far it is from its original."""
+    index = replace(open_index(folder), quality=quality)
+    with write_beside(folder / INDEX_FILE) as scratch:
+        scratch.write_bytes(index.to_bytes())
 
 
 def _source(plan: PackPlan, number: int) -> LayerSource:

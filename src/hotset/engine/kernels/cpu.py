@@ -152,7 +152,14 @@ class RowExperts:
 
     def __call__(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Compute the inputs up to each end by the expert of each row."""
-        hidden = by_expert(self.spec.activation, self.up(inputs, rows, ends), ends, self.down.depth)
+        return self.projected(self.activated(inputs, rows, ends), rows, ends)
+
+    def activated(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """The first product and the activation: what the second product is given."""
+        return by_expert(self.spec.activation, self.up(inputs, rows, ends), ends, self.down.depth)
+
+    def projected(self, hidden: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """The second product, and the norm where there is one."""
         out = self.down(hidden, rows, ends)
         return out if self.spec.norm is None else by_expert(self.spec.norm, out, ends, self.down.width)
 
