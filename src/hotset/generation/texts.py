@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hotset import reference
 from hotset.errors import HotsetError
 from hotset.generation.prompt_files import read_text
 from hotset.models.windows import WINDOW_TOKENS, TokenText, Window
+from hotset.reference import DOMAINS, workload
 
 BUILT_IN = "hotset's own text in 14 domains"
 WINDOWS_PER_DOMAIN = 2
@@ -23,7 +23,7 @@ MAX_SHARED = 0.1
 
 def built_in_text(tokenizer: Any) -> TokenText:
     """The beginnings of the workloads that ship with hotset, which were written for it: 14 languages and notations."""
-    texts = {name: "\n\n".join(one.text for one in reference.workload(name).prompts) for name in reference.DOMAINS}
+    texts = {name: "\n\n".join(one.text for one in workload(name).prompts) for name in DOMAINS}
     windows = [
         Window(name, ids)
         for name, text in texts.items()
