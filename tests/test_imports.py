@@ -58,6 +58,7 @@ ALLOWED = {
         "options",
         "compiling",
         "reading",
+        "text",
         "report",
         "transfer",
         "store",

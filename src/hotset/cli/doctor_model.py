@@ -25,11 +25,8 @@ class _InspectedError(Exception):
 
 def inspect_model(place: str, trust_remote_code: bool = False) -> Found:
     """Begin to load a model, and stop where its experts are known and nothing has been read."""
-    from transformers import AutoModelForCausalLM
-
-    from hotset.models.deferred import DeferredExperts, load_without_experts
-    from hotset.models.plausible import refuse_absurd_sizes
-    from hotset.models.quantised import own_reading
+    from hotset.models.deferred import DeferredExperts
+    from hotset.models.pretrained import read_model
 
     found: list[Found] = []
 
@@ -37,11 +34,8 @@ def inspect_model(place: str, trust_remote_code: bool = False) -> Found:
         found.append(_found(model, moe_layers, catalog))
         raise _InspectedError
 
-    refuse_absurd_sizes(place)
     try:
-        options = {"dtype": "auto", "trust_remote_code": trust_remote_code}
-        with load_without_experts(DeferredExperts(keep=stop)):
-            AutoModelForCausalLM.from_pretrained(place, **(options | own_reading(place, options)))
+        read_model(place, DeferredExperts(keep=stop), {"dtype": "auto", "trust_remote_code": trust_remote_code})
     except _InspectedError:
         return found[0]
     from hotset.errors import ModelError

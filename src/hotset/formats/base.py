@@ -133,6 +133,11 @@ class WeightFormat(ABC):
     def parts(self, outputs: int, inputs: int) -> tuple[FormatPart, ...]:
         """The tensors of a matrix; a shape that the format cannot have raises FormatError."""
 
+    @property
+    def served(self) -> bool:
+        """Whether products are made of it as it is; if not, experts are expanded when they arrive."""
+        return True
+
     def size_bytes(self, outputs: int, inputs: int) -> int:
         """The bytes of a matrix."""
         return sum(part.size_bytes for part in self.parts(outputs, inputs))

@@ -30,7 +30,7 @@ def translate_errors(
 ) -> Iterator[None]:
     """Turn what goes wrong with a model in a block into one line: what cannot be done, why, and the remedy."""
     try:
-        if not Path(place).is_dir():
+        if not Path(place).exists():
             _need_hub(place)
         yield
     except _PASS:
@@ -53,7 +53,7 @@ def _translated(place: str, what: str, remedy: str, error: BaseException) -> Exc
 
 def _explain(place: str, what: str, remedy: str, error: BaseException) -> str:
     text = str(error)
-    if "connect" in text and not Path(place).is_dir():
+    if "connect" in text and not Path(place).exists():
         return _unreachable(place)
     if "trust_remote_code" in text:
         from hotset.models.own_code import needs_own_code
@@ -70,8 +70,11 @@ def _need_hub(model: str) -> None:
     """Say at once that there is no network, where the hub's client would try for half a minute."""
     from huggingface_hub import constants, try_to_load_from_cache
 
+    from hotset.models.gguf_place import repository_of
+
+    repository, name = repository_of(model) or (model, "config.json")
     proxied = any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
-    if proxied or isinstance(try_to_load_from_cache(model, "config.json"), str):
+    if proxied or isinstance(try_to_load_from_cache(repository, name), str):
         return
     try:
         socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotset.errors import HotsetError, ModelError
 from hotset.generation.errors import LOADING, translate_errors
 from hotset.generation.templates import worker
+from hotset.models.gguf_place import is_gguf, located, only_file
 from hotset.options import RunOptions
 from hotset.reading import odd_file
 
@@ -102,15 +103,17 @@ def locate(model: str | Path | None) -> str:
         from hotset.reference import path as reference_path
 
         return str(reference_path())
+    if (file := located(str(model))) is not None:
+        return file
     path = Path(model).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"{model} has no config.json: give the folder of a transformers checkpoint")
+            return only_file(path)
         if (odd := odd_file(path)) is not None:
             raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
         return str(path)
     if path.exists():
-        raise ModelError(f"{model} is a file: give the folder of a transformers checkpoint")
+        raise ModelError(f"{model} is a file: give the folder of a transformers checkpoint, or a GGUF file")
     if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") != 1:
         raise ModelError(f"there is no folder {model}: give a folder with a model, or a hub id such as org/name")
     return str(model)
@@ -120,8 +123,13 @@ def load_tokenizer(place: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a model, or an error if it has none."""
     from transformers import AutoTokenizer
 
+    from hotset.models.gguf_checkpoint import GgufCheckpoint
+
     remedy = "check tokenizer.json and tokenizer_config.json, or download them again"
     with translate_errors(place, "load the tokenizer", remedy):
+        gguf = GgufCheckpoint.open(place)
+        if gguf is not None:
+            return gguf.tokenizer()
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ModelError(f"{place} has no tokenizer: copy tokenizer.json and tokenizer_config.json beside the weights")
@@ -132,6 +140,8 @@ def _check_config(place: str, trust_remote_code: bool) -> None:
     from transformers import AutoConfig
 
     with translate_errors(place, "load the config", "check config.json, or download it again"):
+        if is_gguf(place):
+            return
         AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
 
 

@@ -123,7 +123,7 @@ class CatalogBuilder:
         self._formats |= {each.name for each in found}
         check_encoded(experts, *self._sides(moe_layer, part))
         stacked = [tensor.shape[-2] for tensor in stacked_tensors(experts[0], self._trials)]
-        if self.experts == DENSE or len(found) > 1:  # a slot can take any expert
+        if self.experts == DENSE or len(found) > 1 or not found[0].served:  # a slot can take any expert
             return Dense(found[0].dtype)
         return found[0].on(self.kind, stacked)
 

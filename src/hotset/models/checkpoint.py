@@ -75,7 +75,12 @@ def read_headers(files: Sequence[str]) -> dict[str, StoredTensor]:
 
 def stored_tensors(model: Any, files: Sequence[str]) -> dict[str, StoredTensor]:
     """All tensors of a model's files, those of each encoded matrix in one."""
-    return fold(read_headers(files), model.config, str(model.dtype).removeprefix("torch."))
+    return fold(read_headers(files), model.config, dtype_of(model))
+
+
+def dtype_of(model: Any) -> str:
+    """The type that a model computes in."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 class StoredKey(NamedTuple):

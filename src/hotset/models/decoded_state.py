@@ -28,16 +28,7 @@ class DecodedTensor:
         self.tensor = tensor
 
     def __getitem__(self, place: Any) -> torch.Tensor:
-        shape, chosen = self.tensor.shape, self.tensor.format
-        out = torch.empty(shape, dtype=element_type(chosen.dtype))
-        parts = [_read(part) for part in self.tensor.parts]
-        if len(shape) == 2:
-            chosen.decode(parts, out)
-        else:
-            for number in range(shape[0]):
-                chosen.decode([part[number] for part in parts], out[number])
-        found: torch.Tensor = out[place]
-        return found
+        return read_tensor(self.tensor)[place]
 
     def get_shape(self) -> list[int]:
         """As a slice of a safetensors file has it."""
@@ -46,6 +37,21 @@ class DecodedTensor:
     def get_dtype(self) -> str:
         """As a slice of a safetensors file has it."""
         return {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}.get(self.tensor.format.dtype, "F64")
+
+
+def read_tensor(tensor: StoredTensor) -> torch.Tensor:
+    """A stored tensor; that of an encoded matrix, or of one for each expert, decoded."""
+    if not isinstance(tensor, EncodedTensor):
+        return _read(tensor)
+    shape, chosen = tensor.shape, tensor.format
+    out = torch.empty(shape, dtype=element_type(chosen.dtype))
+    parts = [_read(part) for part in tensor.parts]
+    if len(shape) == 2:
+        chosen.decode(parts, out)
+    else:
+        for number in range(shape[0]):
+            chosen.decode([part[number] for part in parts], out[number])
+    return out
 
 
 def needs_decoding(

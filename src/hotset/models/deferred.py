@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hotset.models.catalog import CatalogBuilder
-from hotset.models.checkpoint import ParameterSource, parameter_sources, stored_keys, stored_tensors
+from hotset.models.checkpoint import (
+    ParameterSource,
+    StoredKey,
+    dtype_of,
+    parameter_sources,
+    stored_keys,
+    stored_tensors,
+)
 from hotset.models.complete import refuse_incomplete, refuse_misfits
 from hotset.models.decoded_state import decoded_state, needs_decoding
 from hotset.models.encoded import EncodedTensor
 from hotset.models.find_layers import find_moe_layers
+from hotset.models.gguf_checkpoint import GgufCheckpoint, converted_state
 from hotset.models.layers import MoeLayer
 from hotset.models.moments import Importance
 from hotset.models.packed import open_fitting, refuse_expansion
@@ -45,24 +53,27 @@ class DeferredExperts:
     folder: Path | None = None  # of the files that were loaded
     report: Any = None  # what transformers says of missing and mismatched weights
     heed_keys: Undo = list  # ends the passing over of the experts' keys
+    gguf: GgufCheckpoint | None = None  # if the weights are in GGUF files
     stored: dict[str, StoredTensor] = field(default_factory=dict)  # if some weights beside the experts are decoded
+    keys: list[StoredKey] = field(default_factory=list)
     expert_keys: set[str] = field(default_factory=set)
     unused: set[str] = field(default_factory=set)  # tensors beside those of encoded matrices
 
     def detach_experts(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Find the experts and their bytes, and take their parameters out of the model, unless all are kept."""
-        paths = [Path(file) for file in files]
-        check_inside(folder_of(model.name_or_path, paths), paths)
+        if self.gguf is None:
+            paths = [Path(file) for file in files]
+            check_inside(folder_of(model.name_or_path, paths), paths)
         moe_layers = find_moe_layers(model)
         wanted = {name for moe_layer in moe_layers for name in moe_layer.parameters()}
         remember_shapes(model, wanted)
         folder = self.folder = Path(files[0]).parent
-        stored = stored_tensors(model, files)
-        keys = stored_keys(model, stored, mapping)
-        if needs_decoding(model, stored, keys, wanted):
-            self.stored = stored
+        stored = stored_tensors(model, files) if self.gguf is None else self.gguf.stored(dtype_of(model))
+        keys = stored_keys(model, stored, mapping if self.gguf is None else self.gguf.rules(model))
+        if self.gguf is not None or needs_decoding(model, stored, keys, wanted):
+            self.stored, self.keys = stored, keys
         self.unused = {name for t in stored.values() if isinstance(t, EncodedTensor) for name in t.beside}
-        if is_packed(folder):
+        if self.gguf is None and is_packed(folder):
             catalog = open_fitting(folder, moe_layers, model._hotset_dtypes)
             if self.experts == DENSE:
                 refuse_expansion(catalog)
@@ -117,11 +128,16 @@ def load_without_experts(deferred: DeferredExperts) -> Iterator[None]:
 def _load_weights(stock: Any, model: Any, state_dict: Any, files: Any, config: Any, *rest: Any, **more: Any) -> Any:
     """Load a model's weights, those of the calling thread's deferred load without experts, others as transformers."""
     deferred = _CURRENT.get()
-    if deferred is None or deferred.moe_layers is not None or state_dict is not None or not files:
+    gguf = deferred.gguf if deferred is not None else None
+    if deferred is None or deferred.moe_layers is not None or (gguf is None and (state_dict is not None or not files)):
         return stock(model, state_dict, files, config, *rest, **more)
-    deferred.detach_experts(model, files, config.weight_mapping or [])
+    deferred.detach_experts(model, files or (gguf.files if gguf else []), config.weight_mapping or [])
     with ExitStack() as stack:
-        if deferred.stored:
+        if gguf is not None:
+            experts = set() if deferred.kept else set(model._hotset_shapes)
+            state_dict = converted_state(model, deferred.stored, deferred.keys, experts)
+            config = replace(config, weight_mapping=[])  # it is applied already
+        elif deferred.stored:
             left_out = set() if deferred.kept else deferred.expert_keys
             state_dict = stack.enter_context(decoded_state(deferred.stored, left_out))
         found = stock(model, state_dict, files, config, *rest, **more)

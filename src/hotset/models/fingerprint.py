@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from hotset.errors import ModelError
-from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.deferred import DeferredExperts
+from hotset.models.gguf_place import located
 from hotset.models.layers import MoeLayer
-from hotset.models.own_code import refusing_own_code
-from hotset.models.packed import check_if_packed
-from hotset.models.plausible import refuse_absurd_sizes
-from hotset.models.quantised import own_reading
+from hotset.models.pretrained import read_model
 from hotset.profile import Fingerprint
 
 _MAX_BYTES = 1 << 22
@@ -35,16 +33,9 @@ def fingerprint_of(model: Any, moe_layers: Sequence[MoeLayer]) -> Fingerprint:
 
 def fingerprint_of_folder(path: str | Path, *, trust_remote_code: bool = False) -> Fingerprint:
     """The fingerprint of a checkpoint; its experts are not read."""
-    from transformers import AutoModelForCausalLM
-
     deferred = DeferredExperts(keep=lambda *_: False)
-    check_if_packed(Path(path))
-    refuse_absurd_sizes(str(path))
-    options = {"dtype": "auto", "trust_remote_code": trust_remote_code}
-    with refusing_own_code(str(path)):
-        extra = own_reading(str(path), options)
-        with load_without_experts(deferred):
-            model = AutoModelForCausalLM.from_pretrained(str(path), **(options | extra))
+    place = located(str(path)) or str(path)
+    model = read_model(place, deferred, {"dtype": "auto", "trust_remote_code": trust_remote_code})
     if not deferred.moe_layers:
         raise ModelError(f"{path} was not loaded from safetensors files: save it once with save_pretrained")
     return fingerprint_of(model, deferred.moe_layers)

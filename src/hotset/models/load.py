@@ -10,14 +10,12 @@ from hotset.errors import ModelError
 from hotset.models.account import bound_library_caches
 from hotset.models.catalog import STORED_AS
 from hotset.models.connect import connect, watch
-from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.deferred import DeferredExperts
 from hotset.models.device import torch_device
+from hotset.models.gguf_place import located
 from hotset.models.learning import begin_or_close, read_profile
 from hotset.models.memory_plan import MemoryPlanner
-from hotset.models.own_code import refusing_own_code
-from hotset.models.packed import check_if_packed
-from hotset.models.plausible import refuse_absurd_sizes
-from hotset.models.quantised import own_reading
+from hotset.models.pretrained import read_model
 from hotset.options import Place, RunOptions, takes_options
 from hotset.profile import Profile
 from hotset.reading import odd_file
@@ -27,17 +25,15 @@ from hotset.reading import odd_file
 def load(model: str | Path, options: RunOptions) -> Any:
     """Load a model so that only a budget's worth of its experts is in memory; returns the transformers model.
 
-    `model` is a folder or a hub id. Keywords that are no options below go to `from_pretrained`; with
-    `output_loading_info=True` the result is a pair of the model and what the library says of its weights. A model's
-    own code runs with `trust_remote_code=True` only.
+    `model` is a folder, a hub id, or a GGUF file, also as "folder:file.gguf" or "org/name:file.gguf". Keywords that are
+    no options below go to `from_pretrained`; with `output_loading_info=True` the result is a pair of the model and what
+    the library says of its weights. A model's own code runs with `trust_remote_code=True` only.
     """
-    return load_model(str(model), options, read_profile(options))
+    return load_model(located(str(model)) or str(model), options, read_profile(options))
 
 
 def load_model(model: str, options: RunOptions, profile: Profile | None, kernels: KernelFactory | None = None) -> Any:
     """Load a model that begins with a profile, or with nothing known; given kernels compute all experts in any case."""
-    from transformers import AutoModelForCausalLM
-
     if (odd := odd_file(Path(model))) is not None:
         raise ModelError(f"{odd} is a pipe or a device, not a file: remove it from the model's folder")
     bound_library_caches()
@@ -47,23 +43,15 @@ def load_model(model: str, options: RunOptions, profile: Profile | None, kernels
         return planner(*found) and kernels is None
 
     deferred = DeferredExperts(keep=keep, device_kind=torch_device(options.device).type, experts=options.experts)
-    refuse_absurd_sizes(model)
     keywords = {
         "dtype": options.dtype,
         "trust_remote_code": options.trust_remote_code,  # the library's default is to ask
         **(options.from_pretrained or {}),
     }
-    with refusing_own_code(model):
-        extra = own_reading(model, keywords)
-    checked = check_if_packed(Path(model))
-    with refusing_own_code(model), load_without_experts(deferred):
-        chosen = options.auto_class or AutoModelForCausalLM
-        found: Any = chosen.from_pretrained(model, **(extra | keywords))
+    found = read_model(model, deferred, keywords, options.auto_class)
     loaded = found[0] if isinstance(found, tuple) else found
     if deferred.moe_layers is None or deferred.catalog is None or planner.plan is None:
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")
-    if checked is None:  # it may be a pack in the hub's cache
-        check_if_packed(deferred.folder)
     loaded.to(torch_device(options.device))
     if deferred.kept:
         handle = watch(loaded, deferred.moe_layers, planner.plan, options)

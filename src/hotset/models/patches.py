@@ -198,6 +198,21 @@ def weights_loaded_by(load: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
+def gguf_read_by(read: Callable[[Any], Any]) -> Iterator[None]:
+    """Have transformers read a GGUF file's keys by `read`, which is given the path, and not by the `gguf` package.
+
+    That reader makes several objects of every token and of every element of any list, and knows nothing of shards.
+    """
+    try:
+        import gguf
+    except ImportError as error:
+        raise ModelError(f"a GGUF model needs the gguf package ({error}): pip install 'hotset[models]'") from error
+    with _LOADING, ExitStack() as stack:
+        _patch(stack, gguf, "GGUFReader", read)
+        yield
+
+
+@contextmanager
 def small_parts_fused(model: Any, device: torch.device) -> Iterator[None]:
     """While a step is captured, have norms, rotations and routers compiled into one kernel each, and our attention.
 

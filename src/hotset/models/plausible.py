@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,22 @@ _MAX_CONFIG_BYTES = 16 * 1024**2
 
 def refuse_absurd_sizes(model: str) -> None:
     """Refuse a folder whose config states sizes far beyond its tensors'; building such a model would never end."""
-    unusual = [(key, number) for key, number in _numbers(_config(Path(model))) if number > _limit(key)]
-    if not unusual:
-        return
-    shapes = _shapes(Path(model))
-    if not shapes:
+    config = _config(Path(model))
+    if any(number > _limit(key) for key, number in _numbers(config)):
+        refuse_sizes(f"config.json of {model}", config, _shapes(Path(model)))
+
+
+def refuse_sizes(where: str, config: Any, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Refuse a config that states sizes far beyond the shapes of the tensors that belong to it, if any are known."""
+    unusual = [(key, number) for key, number in _numbers(config) if number > _limit(key)]
+    if not unusual or not shapes:
         return
     largest = max(len(shapes), *(size for shape in shapes for size in shape), 1)
     for key, number in unusual:
         bound = len(shapes) if _LAYERS.search(key) else _PACKED * largest
         if number > max(bound, _limit(key)):
             raise ModelError(
-                f"config.json of {model} says {key} = {number:,}, and its {len(shapes):,} tensors have at most "
+                f"{where} says {key} = {number:,}, and its {len(shapes):,} tensors have at most "
                 f"{largest:,} rows or columns: they belong to different models"
             )
 

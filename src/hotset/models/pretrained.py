@@ -1,0 +1,41 @@
+"""What transformers' `from_pretrained` is given for a folder, a hub id or a GGUF file, when experts stay behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.gguf_checkpoint import GgufCheckpoint
+from hotset.models.own_code import refusing_own_code
+from hotset.models.packed import check_if_packed
+from hotset.models.plausible import refuse_absurd_sizes
+from hotset.models.quantised import own_reading
+
+
+def read_model(place: str, deferred: DeferredExperts, keywords: dict[str, Any], auto_class: Any = None) -> Any:
+    """Have transformers load a model without its experts; what is found out about those is in `deferred` then."""
+    from transformers import AutoModelForCausalLM
+
+    chosen = auto_class or AutoModelForCausalLM
+    gguf = deferred.gguf = GgufCheckpoint.open(place)
+    if gguf is not None:
+        own = {"config": gguf.config, "state_dict": {}}  # the weights come from `deferred`
+        with load_without_experts(deferred):
+            return _class_of(chosen, gguf.config).from_pretrained(None, **(keywords | own))
+    refuse_absurd_sizes(place)
+    with refusing_own_code(place):
+        extra = own_reading(place, keywords)
+        checked = check_if_packed(Path(place))
+        with load_without_experts(deferred):
+            found = chosen.from_pretrained(place, **(extra | keywords))
+    if checked is None:  # it may be a pack in the hub's cache
+        check_if_packed(deferred.folder)
+    return found
+
+
+def _class_of(chosen: Any, config: Any) -> Any:
+    """The class that one of transformers' automatic classes would choose; it looks for code in a folder, otherwise."""
+    classes = getattr(chosen, "_model_mapping", None)
+    found = chosen if classes is None else classes[type(config)]
+    return found[0] if isinstance(found, tuple) else found

@@ -1,0 +1,162 @@
+"""GGUF files of tiny models: served in their blocks, and equal to transformers where that is right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("gguf")
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "families")]
+
+import exactness  # noqa: E402
+import gguf_models  # noqa: E402
+
+import hotset  # noqa: E402
+from hotset import reference  # noqa: E402
+from hotset.formats import parse  # noqa: E402
+from hotset.formats.gguf import KEPT  # noqa: E402
+from hotset.models.gguf_checkpoint import GgufCheckpoint  # noqa: E402
+
+PROMPT = torch.tensor([[5, 90, 31, 7, 41, 77]])
+
+
+def logits(model: Any, prompt: Any = PROMPT) -> Any:
+    exactness.aligned(model)  # bits of plain products depend on where their weights lie
+    with torch.no_grad():
+        return torch.cat([model(prompt).logits, model(prompt[:, :1]).logits], dim=1)
+
+
+def run(place: Path | str, memory: str = "50%", **options: Any) -> Any:
+    model = hotset.load(place, memory=memory, device="cpu", **{"dtype": "float32"} | options)
+    try:
+        return logits(model)
+    finally:
+        model.hotset.close()
+
+
+def stock(file: Path) -> Any:
+    """What transformers makes of a file, with a config that states the experts' width."""
+    from transformers import AutoModelForCausalLM
+
+    found = GgufCheckpoint.open(str(file))
+    assert found is not None
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, config=found.config, dtype=torch.float32
+    )
+    return logits(model.eval())
+
+
+def tiny(folder: Path, name: str, **more: Any) -> Path:
+    """A tiny checkpoint of a family, with blocks of 256 inputs everywhere, and the reference model's tokenizer."""
+    import shutil
+
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    settings = {
+        "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "num_experts_per_tok": 2,
+        "initializer_range": 0.1, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 0,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    config = AutoConfig.for_model(name, **settings | more)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for file in Path(reference.path()).glob("tokenizer*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
+def kinds_of(model: Any) -> list[list[str]]:
+    """The types of the matrices of an expert, layer by layer."""
+    layers = model.hotset.engine.offloaded("test").catalog.layers
+    return [[parse(matrix.format).kind for matrix in layer.layout.matrices] for layer in layers]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    more = {"num_experts": 5, "moe_intermediate_size": 256, "norm_topk_prob": True}
+    return tiny(tmp_path_factory.mktemp("plain") / "model", "qwen3_moe", **more)
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_experts_stay_in_their_blocks(kind: str, plain: Path, tmp_path: Path) -> None:
+    file = gguf_models.from_folder(plain, tmp_path / "a.gguf", gguf_models.matrices_as(kind))
+    model = hotset.load(file, memory="50%", device="cpu", dtype="float32")
+    assert kinds_of(model) == [[kind, kind]] * 2
+    found = logits(model)
+    assert not model.hotset.notes
+    model.hotset.close()
+    torch.testing.assert_close(found, run(file, experts="dense"), rtol=1e-4, atol=1e-4)
+    assert torch.equal(found, run(file, "90%"))
+    if kind != "MXFP4":  # of no use for codes that transformers' decoder rounds otherwise
+        torch.testing.assert_close(found, stock(file), rtol=1e-4, atol=1e-4)
+
+
+def test_matrices_of_one_layer_in_several_types(plain: Path, tmp_path: Path) -> None:
+    """As in Q4_K_M: the last matrix in more bits, in some layers."""
+
+    def choose(name: str) -> str:
+        if "_exps" in name:
+            return "Q6_K" if "down" in name and "blk.0" in name else "Q4_K"
+        return "F32" if "norm" in name or "gate_inp" in name else "F16"
+
+    file = gguf_models.from_folder(plain, tmp_path / "a.gguf", choose)
+    model = hotset.load(file, memory="50%", device="cpu", dtype="float32")
+    assert [sorted(each) for each in kinds_of(model)] == [["Q4_K", "Q6_K"], ["Q4_K", "Q4_K"]]
+    found = logits(model)
+    model.hotset.close()
+    torch.testing.assert_close(found, stock(file), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kinds", [("Q2_K", "Q2_K"), ("Q3_K", "Q4_K"), ("F16", "F16"), ("F32", "Q8_0")])
+def test_other_types_are_expanded(kinds: tuple[str, str], plain: Path, tmp_path: Path) -> None:
+    choose = gguf_models.matrices_as(kinds[0], down=kinds[1])
+    file = gguf_models.from_folder(plain, tmp_path / "a.gguf", choose)
+    torch.testing.assert_close(run(file), stock(file), rtol=1e-4, atol=1e-4)
+
+
+def test_a_line_says_that_blocks_are_expanded(plain: Path, tmp_path: Path) -> None:
+    file = gguf_models.from_folder(plain, tmp_path / "a.gguf", gguf_models.matrices_as("Q2_K"))
+    model = hotset.load(file, memory="50%", device="cpu")
+    assert any("gguf" in note and "expanded" in note for note in model.hotset.notes)
+    model.hotset.close()
+
+
+def test_shards_are_one_model(plain: Path, tmp_path: Path) -> None:
+    choose = gguf_models.matrices_as("Q4_0")
+    one = gguf_models.from_folder(plain, tmp_path / "one.gguf", choose)
+    first = gguf_models.from_folder(plain, tmp_path / "several.gguf", choose, shards=3)
+    assert first.name == "several-00001-of-00003.gguf"
+    assert torch.equal(run(one), run(first))
+
+
+def test_qwen2_with_a_shared_expert(tmp_path: Path) -> None:
+    more = {"num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    folder = tiny(tmp_path / "model", "qwen2_moe", **more)
+    file = gguf_models.from_folder(
+        folder, tmp_path / "a.gguf", gguf_models.matrices_as("Q8_0"), architecture="qwen2moe"
+    )
+    torch.testing.assert_close(run(file), stock(file), rtol=1e-4, atol=1e-4)
+
+
+def test_minimax(tmp_path: Path) -> None:
+    folder = tiny(tmp_path / "model", "minimax_m2", num_local_experts=4, intermediate_size=128, rotary_dim=32)
+    choose = gguf_models.matrices_as("Q4_0")
+    file = gguf_models.from_folder(folder, tmp_path / "a.gguf", choose, architecture="minimax-m2", expert_gating_func=2)
+    torch.testing.assert_close(run(file), stock(file), rtol=1e-4, atol=1e-4)
+
+
+def test_the_type_to_compute_in(plain: Path, tmp_path: Path) -> None:
+    for kind, others, wanted in (
+        ("Q8_0", "Q8_0", torch.bfloat16), ("F16", "F16", torch.float16), ("F32", "F32", torch.float32),
+    ):  # fmt: skip
+        file = gguf_models.from_folder(plain, tmp_path / f"{kind}.gguf", gguf_models.matrices_as(kind, others))
+        found = GgufCheckpoint.open(str(file))
+        assert found is not None
+        assert found.config.dtype == wanted
+        assert found.config.moe_intermediate_size == 256
