@@ -57,7 +57,8 @@ def only_file(folder: Path) -> str:
     """The GGUF model of a folder that has no other; several, or none, are refused."""
     files = _models(folder)
     if len(files) != 1:
-        raise ModelError(f"{folder} has no config.json: give the folder of a transformers checkpoint, or a GGUF file")
+        which = f"one of them: {_listed(folder)}" if files else "a GGUF file"
+        raise ModelError(f"{folder} has no config.json: give the folder of a transformers checkpoint, or {which}")
     return str(files[0])
 
 

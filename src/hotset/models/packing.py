@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ from typing import Any
 import numpy as np
 
 from hotset.errors import HotsetError, ModelError
-from hotset.models.checkpoint import read_headers
+from hotset.models.checkpoint import dtype_of, read_headers
 from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.gguf_export import small_files_of, weights_of
+from hotset.models.gguf_place import is_gguf, located
 from hotset.models.layers import MoeLayer
 from hotset.models.moments import Calibration, Importance, Moments
 from hotset.models.own_code import refusing_own_code
 from hotset.models.pack_files import packed_config, small_files, source_folder
 from hotset.models.packed import dtype_name
 from hotset.models.plausible import refuse_absurd_sizes
+from hotset.models.pretrained import read_model
 from hotset.models.quantised import keep_encoded
 from hotset.options.run import AUTO, DENSE
 from hotset.store import Catalog
@@ -69,6 +72,7 @@ class CheckpointInspection(DeferredExperts):
     files: list[Path] = field(default_factory=list)
     dtypes: dict[str, Any] = field(default_factory=dict)
     model_dtype: str = ""
+    model: Any = None  # of GGUF files, with all that is not in its experts
 
     def detach_experts(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Note the files as well."""
@@ -98,6 +102,7 @@ def pack(
     """
     if experts not in (AUTO, DENSE, *MADE):
         raise HotsetError(f"experts are packed as {', '.join((AUTO, DENSE, *MADE))}, not {experts!r:.60}")
+    model = located(str(model)) or model
     began, target = time.perf_counter(), Path(out).absolute()
     if os.path.lexists(target) and not is_packed(target):
         raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
@@ -105,13 +110,16 @@ def pack(
     found = inspect_checkpoint(
         str(model), dtype, auto_class, trust_remote_code=trust_remote_code, experts=chosen, importance=moments
     )
-    folder = source_folder(str(model))
-    small = small_files(folder)
-    plan = _plan(found, folder, str(model), {} if calibration is None else calibration.meta)
-    if target.exists():
-        return _already(target, plan, began)
-    shards = shards_of(dense_tensors(found))
-    with Packer(target, plan, file_bytes=sum(shard.size_bytes for shard in shards), progress=progress) as packer:
+    with ExitStack() as stack:
+        folder, dense = stack.enter_context(_beside_experts(found, str(model)))
+        small = small_files(folder)
+        plan = _plan(found, folder, str(model), {} if calibration is None else calibration.meta)
+        if target.exists():
+            return _already(target, plan, began)
+        shards = shards_of(dense)
+        packer = stack.enter_context(
+            Packer(target, plan, file_bytes=sum(shard.size_bytes for shard in shards), progress=progress)
+        )
         missing = packer.missing()
         _write_dense(packer, shards)
         collected = packer.folder / MOMENTS_FILE
@@ -137,11 +145,15 @@ def inspect_checkpoint(
     experts: str = AUTO,
     importance: Importance | None = None,
 ) -> CheckpointInspection:
-    """Find the experts of a checkpoint as `load` would, on a model without memory."""
+    """Find the experts of a checkpoint as `load` would, on a model without memory; what else GGUF files hold is loaded."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     refuse_absurd_sizes(model)
     found = CheckpointInspection(keep=lambda *_: False, experts=experts, importance=importance)
+    if is_gguf(model):
+        built = found.model = read_model(model, found, {"dtype": dtype or "auto"}, auto_class)
+        found.dtypes, found.model_dtype = built._hotset_dtypes, dtype_of(built)
+        return found
 
     def stop(built: Any, moe_layers: list[MoeLayer], catalog: Catalog) -> bool:
         found.moe_layers, found.catalog, found.dtypes = moe_layers, catalog, built._hotset_dtypes
@@ -161,6 +173,16 @@ def inspect_checkpoint(
     if found.catalog is None:
         raise ModelError(f"{model} has no safetensors files: save it once with save_pretrained")
     return found
+
+
+@contextmanager
+def _beside_experts(found: CheckpointInspection, model: str) -> Iterator[tuple[Path, dict[str, StoredTensor]]]:
+    """The folder of a checkpoint's small files, and its other weights."""
+    if found.gguf is None:
+        yield source_folder(model), dense_tensors(found)
+        return
+    with small_files_of(found.model, found.gguf) as folder:
+        yield folder, weights_of(found.model)
 
 
 def dense_tensors(found: CheckpointInspection) -> dict[str, StoredTensor]:
@@ -213,7 +235,7 @@ def _catalog(found: CheckpointInspection) -> Catalog:
 def _plan(found: CheckpointInspection, folder: Path, model: str, more: dict[str, str]) -> PackPlan:
     layers = zip(found.moe_layers or [], _catalog(found).layers, strict=True)
     meta = {
-        "model": folder.resolve().name if Path(model).exists() else model,
+        "model": (Path(model) if is_gguf(model) else folder).resolve().name if Path(model).exists() else model,
         "dtype": dtype_name(found.dtypes),
         "fingerprint": fingerprint([*found.files, *_catalog(found).files], folder),
         **more,

@@ -1,11 +1,14 @@
-"""Safetensors files written from byte ranges of other files, a chunk in memory at a time."""
+"""Safetensors files written from byte ranges of other files, or of memory, a chunk at a time."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from hotset.errors import StoreError
 from hotset.store.header import DTYPES, StoredTensor
@@ -14,6 +17,13 @@ SHARD_BYTES = 4 << 30
 CHUNK_BYTES = 8 << 20
 INDEX_NAME = "model.safetensors.index.json"
 _CODES = {name: code for code, name in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor(StoredTensor):
+    """A tensor whose bytes are in memory and not in a file."""
+
+    data: npt.NDArray[np.uint8] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,9 @@ def shard_index(shards: Sequence[Shard]) -> bytes:
 
 
 def _read(tensor: StoredTensor) -> Iterator[bytes]:
+    if isinstance(tensor, HeldTensor):
+        yield from (tensor.data[at : at + CHUNK_BYTES].tobytes() for at in range(0, tensor.size_bytes, CHUNK_BYTES))
+        return
     try:
         with Path(tensor.file).open("rb", buffering=0) as file:
             file.seek(tensor.offset)

@@ -36,6 +36,7 @@ _NUMBERS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 _TEXT, _LIST = 8, 9
+_CHUNK_BYTES = 1 << 20
 
 
 class BlockType(NamedTuple):
@@ -248,9 +249,23 @@ class _Reader:
         if kind in _NUMBERS:
             self.skip(count * least)
         else:
-            for _ in range(count):
-                self.skip(self.number("<Q"))
+            self.pass_texts(count)
         return place
+
+    def pass_texts(self, count: int) -> None:
+        """Pass over texts: of a vocabulary there are hundreds of thousands, and a read for each would take a second."""
+        base = at = self.at
+        data, end = b"", self.at + self.left
+        for _ in range(count):
+            if at + 8 > base + len(data):
+                self.file.seek(at)
+                base, data = at, self.file.read(_CHUNK_BYTES)
+                self.check(len(data) >= 8, "it is truncated")
+            at += 8 + int.from_bytes(data[at - base : at - base + 8], "little")
+            if at > end:
+                raise StoreError(_damaged(self.path, f"its header needs more bytes than {end:,}"))
+        self.file.seek(at)
+        self.at = at
 
     def entry(self) -> tuple[str, tuple[int, ...], BlockType, int]:
         name = self.text(MAX_NAME_BYTES)
