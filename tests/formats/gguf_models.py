@@ -70,11 +70,11 @@ def random_blocks(kind: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarra
 
 _SCALES = {
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (), "Q2_K": (80, 82),
-    "Q3_K": (108,), "IQ2_XXS": (0,), "Q8_0": (0,),
+    "Q3_K": (108,), "IQ2_XXS": (0,), "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2),
 }  # fmt: skip
 _TAME = {
     "Q4_K": 1e-4, "Q5_K": 5e-5, "Q6_K": 1e-5, "IQ4_NL": 5e-4, "IQ4_XS": 2e-5, "MXFP4": 0.0, "Q2_K": 2e-3, "Q3_K": 5e-4,
-    "IQ2_XXS": 1e-3, "Q8_0": 5e-4,
+    "IQ2_XXS": 1e-3, "Q8_0": 5e-4, "Q4_0": 1e-2, "Q4_1": 5e-3, "Q5_0": 5e-3, "Q5_1": 2e-3,
 }  # fmt: skip
 
 

@@ -20,7 +20,9 @@ import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.formats import parse  # noqa: E402
 from hotset.formats.gguf import KEPT  # noqa: E402
+from hotset.models.fingerprint import fingerprint_of_folder  # noqa: E402
 from hotset.models.gguf_checkpoint import GgufCheckpoint  # noqa: E402
+from hotset.models.packing import pack  # noqa: E402
 
 PROMPT = torch.tensor([[5, 90, 31, 7, 41, 77]])
 
@@ -160,3 +162,24 @@ def test_the_type_to_compute_in(plain: Path, tmp_path: Path) -> None:
         assert found is not None
         assert found.config.dtype == wanted
         assert found.config.moe_intermediate_size == 256
+
+
+def test_a_pack_keeps_the_blocks(plain: Path, tmp_path: Path) -> None:
+    choose = gguf_models.matrices_as("Q4_K", down="Q6_K")
+    file = gguf_models.from_folder(plain, tmp_path / "a.gguf", choose)
+    report = pack(file, tmp_path / "packed", dtype="float32")
+    assert "tokenizer.json" in report.files
+    model = hotset.load(tmp_path / "packed", memory="50%", device="cpu")
+    assert model.dtype == torch.float32
+    assert [sorted(each) for each in kinds_of(model)] == [["Q4_K", "Q6_K"]] * 2
+    assert fingerprint_of_folder(file) == fingerprint_of_folder(tmp_path / "packed")
+    found = logits(model)
+    model.hotset.close()
+    assert torch.equal(found, run(file))
+    assert pack(file, tmp_path / "packed", dtype="float32").complete_already
+
+
+def test_plain_experts_are_made_small(plain: Path, tmp_path: Path) -> None:
+    file = gguf_models.from_folder(plain, tmp_path / "a.gguf", gguf_models.matrices_as("F16", "F16"))
+    pack(f"{tmp_path}:a.gguf", tmp_path / "packed", experts="int8")
+    torch.testing.assert_close(run(tmp_path / "packed", dtype="auto"), run(file, dtype="auto"), rtol=0.1, atol=0.1)

@@ -27,7 +27,9 @@ def tensor(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
-def header(keys: list[bytes], tensors: list[bytes], *, version: int = 3, counts: tuple[int, int] | None = None) -> bytes:
+def header(
+    keys: list[bytes], tensors: list[bytes], *, version: int = 3, counts: tuple[int, int] | None = None
+) -> bytes:
     claimed = counts or (len(tensors), len(keys))
     data = b"GGUF" + struct.pack("<IQQ", version, *claimed) + b"".join(keys) + b"".join(tensors)
     return data + bytes(-len(data) % ALIGNED)
@@ -120,7 +122,10 @@ def test_every_truncation(sound: Path, tmp_path: Path) -> None:
 
 def test_any_bytes(tmp_path: Path) -> None:
     """Mutated headers are read or refused, in little memory, and a tensor never lies beyond the file."""
-    rng, data = random.Random(5), header([*KEYS[:5], key("more", 9, struct.pack("<IQ", 8, 1) + text("t"))], TENSORS) + DATA
+    rng, data = (
+        random.Random(5),
+        header([*KEYS[:5], key("more", 9, struct.pack("<IQ", 8, 1) + text("t"))], TENSORS) + DATA,
+    )
     interesting = [0, 1, 0x7F, 0x80, 0xFF]
     tracemalloc.start()
     for _ in range(2000):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hotset.checks import shown
 from hotset.errors import FormatError
-from hotset.formats.base import FormatPart, WeightFormat
+from hotset.formats.base import FormatPart, TileLoader, WeightFormat
 from hotset.store.gguf import BLOCKS, BlockType
 
 if TYPE_CHECKING:
@@ -67,6 +67,15 @@ class Gguf(WeightFormat):
         for rows in tiles(*out.shape):
             blocks = parts[0][rows].view(rows.stop - rows.start, -1, self.block.size_bytes)
             out[rows] = decoder(blocks).flatten(-2)
+
+    def tile(self) -> TileLoader | None:
+        """Blocks decoded by shifts; the table of IQ4 lies in four words."""
+        from hotset.formats._gguf_tiles import KINDS, load_gguf
+        from hotset.formats._low_bit_tiles import TYPES
+
+        if self.dtype not in TYPES or self.kind not in KINDS:
+            return None
+        return TileLoader(load_gguf, (TYPES[self.dtype], KINDS.index(self.kind)), lane=16)
 
     def _by_package(self, blocks: Tensor) -> Tensor:
         """Blocks that are decoded on arrival only."""

@@ -145,7 +145,7 @@ def inspect_checkpoint(
     experts: str = AUTO,
     importance: Importance | None = None,
 ) -> CheckpointInspection:
-    """Find the experts of a checkpoint as `load` would, on a model without memory; what else GGUF files hold is loaded."""
+    """Find the experts of a checkpoint as `load` would, on a model without memory; of GGUF files the rest is loaded."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     refuse_absurd_sizes(model)

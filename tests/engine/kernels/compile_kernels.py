@@ -25,7 +25,7 @@ from hotset.formats import TileLoader
 SPECS = (
     "dense", "fp8", "fp8:scales=e8m0,block_n=1,block_k=32", "fp8:values=e5m2,scales=bfloat16", "mxfp4",
     "nvfp4:matrices=2", "nvfp4:matrices=2,divides=on", "integer", "integer:bits=8",
-    "integer:zeros=bytes,scales=float16", "integer:ordered=2,zeros=bytes",
+    "integer:zeros=bytes,scales=float16", "integer:ordered=2,zeros=bytes", "gguf:kind=Q5_1", "gguf:kind=Q5_K",
 )  # fmt: skip
 POINTERS = {"uint8": "*u8", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32"}
 COLUMNS, DEPTH = 1536, 2048

@@ -17,6 +17,7 @@ if not CUDA:
 triton = pytest.importorskip("triton")
 import encoded_models  # noqa: E402
 import expert_samples as samples  # noqa: E402
+import gguf_models  # noqa: E402
 import tiny_device  # noqa: E402
 import triton.language as tl  # noqa: E402
 from published import PUBLISHED  # noqa: E402
@@ -29,7 +30,9 @@ from hotset.engine.kernels import with_triton  # noqa: E402
 from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.engine.kernels.triton_experts import TritonExperts  # noqa: E402
 from hotset.formats import WeightFormat  # noqa: E402
+from hotset.formats.gguf import KEPT  # noqa: E402
 from hotset.store import Part, SlotLayout  # noqa: E402
+from hotset.store.gguf import BLOCKS  # noqa: E402
 from hotset.store.layout import PAGE_BYTES, round_up  # noqa: E402
 
 pytestmark = [
@@ -43,7 +46,9 @@ SPECS = [
     "integer", "integer:bits=8,scales=float16", "integer:bits=8,group=0,scales=float32",
     "integer:group=16,zeros=bytes,scales=float16", "integer:group=16,ordered=2",
     "integer:bits=8,group=16,zeros=bytes,ordered=2",
+    *(f"gguf:kind={kind}" for kind in KEPT),
 ]  # fmt: skip
+OF_256 = [kind for kind in KEPT if BLOCKS[kind].weights == 256]
 DTYPES = ["float32", "bfloat16", "float16"]
 
 
@@ -88,6 +93,9 @@ def random_parts(chosen: WeightFormat, outputs: int, inputs: int, seed: int, *, 
     """The parts of some matrix: of any codes and scales, or of such that its numbers are neither large nor none."""
     random = torch.Generator().manual_seed(seed)
     found = []
+    if chosen.name == "gguf" and not wild:
+        blocks = gguf_models.random_blocks(chosen.kind, (outputs, inputs), seed)  # type: ignore[attr-defined]
+        return [torch.from_numpy(blocks).to(DEVICE)]
     for part in chosen.parts(outputs, inputs):
         kind = formats.element_type(part.dtype)
         if part.role == "groups":
@@ -113,6 +121,8 @@ def random_parts(chosen: WeightFormat, outputs: int, inputs: int, seed: int, *, 
 def test_tiles_are_decoded_to_the_same_bits(spec: str, dtype: str, block: int) -> None:
     words = spec + ("," if ":" in spec else ":") + f"dtype={dtype}"
     chosen, (outputs, inputs) = formats.parse(words), (40, 96)
+    if getattr(chosen, "kind", "") in OF_256:
+        inputs = 512
     parts = random_parts(chosen, outputs, inputs, 1, wild=True)
     tile = chosen.tile()
     assert tile is not None
@@ -159,7 +169,8 @@ def encoded_sample(sample: samples.Sample, chosen: WeightFormat) -> samples.Samp
 
 
 def both(family: str, spec: str) -> tuple[samples.Sample, samples.Sample]:
-    sizes = {"hidden_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32}
+    size = 256 if spec.partition("kind=")[2] in OF_256 else 32
+    sizes = {"hidden_size": max(64, size), "intermediate_size": size, "moe_intermediate_size": size}
     if family == "gpt_oss":
         del sizes["moe_intermediate_size"]
     dense = samples.sample_of(*samples.spec_of(family, **sizes), torch.float32)
