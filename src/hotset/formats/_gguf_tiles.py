@@ -71,7 +71,7 @@ def iq4_value(code):
 @triton.jit
 def load_blocks_of_32(pointer, columns, wanted, start, block: tl.constexpr, k: tl.constexpr, kind: tl.constexpr):
     """Blocks of 32 inputs: one scale, and a least value in some."""
-    with_least: tl.constexpr = (kind == Q4_1) or (kind == Q5_1)  # noqa: SIM109 - Triton knows no `in`
+    with_least: tl.constexpr = (kind == Q4_1) or (kind == Q5_1)  # Triton knows no `in`
     fifth: tl.constexpr = 4 if (kind == Q5_0) or (kind == Q5_1) else 0  # noqa: SIM109
     before: tl.constexpr = 1 if kind == MXFP4 else (4 if with_least else 2)  # codes, or their fifth bits
     size: tl.constexpr = before + fifth + (32 if kind == Q8_0 else 16)
