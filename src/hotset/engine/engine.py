@@ -14,7 +14,7 @@ from hotset.cache.controller import Controller
 from hotset.cache.monitor import CacheMonitor
 from hotset.engine.arena import Arena
 from hotset.engine.driver import Driver
-from hotset.engine.guard import EventRecord, Guard
+from hotset.engine.guard import STAGING, Guard
 from hotset.engine.host.copies import CopyMover
 from hotset.engine.host.driver import HostDriver
 from hotset.engine.host.prefetcher import Prefetcher
@@ -171,7 +171,7 @@ class Engine:
         with self.guard.lock:
             self.guard.repair()
             found: list[Bytes] = []
-            self.guard.run(EventRecord.of_staging(), lambda: found.append(mover.read(layer, expert)))
+            self.guard.run(STAGING, lambda: found.append(mover.read(layer, expert)))
         return found[0]
 
     def resident_bytes(self) -> dict[str, int]:

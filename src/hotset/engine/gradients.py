@@ -115,7 +115,8 @@ class Backward:
         self.event, self.experts, self.grad, self.learnt = event, experts, grad, learnt
         pairs = event.tokens * event.top_k
         self._rows = event.hidden.new_zeros((pairs, event.hidden.shape[-1]))
-        self._weights = torch.zeros_like(event.weights)
+        self._given_weights = event.weights.reshape(-1)
+        self._weights = torch.zeros_like(self._given_weights)
         self._learnt: dict[int, tuple[Tensor | None, ...]] = {}
 
     def __call__(self, experts: Sequence[int], rows: Sequence[int]) -> None:
@@ -129,7 +130,7 @@ class Backward:
     def _take_in(self, expert: int, row: int, places: Tensor) -> None:
         tokens = places // self.event.top_k
         given = self.event.hidden[tokens].detach().requires_grad_()
-        weights = self.event.weights[places].detach().requires_grad_()
+        weights = self._given_weights[places].detach().requires_grad_()
         weighted = self.experts.differentiable(given, row) * weights.unsqueeze(-1)
         wanted = (given, weights, *self.learnt)
         found = torch.autograd.grad(weighted, wanted, self.grad[tokens].to(weighted.dtype), allow_unused=True)

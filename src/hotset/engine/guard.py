@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hotset.engine.slots import SlotCache
+from hotset.engine.slots import Ints, SlotCache
 from hotset.errors import ClosedError, HotsetError, StoreError
 from hotset.owner import Owner
 
@@ -26,13 +25,28 @@ class EventRecord:
     """An event in progress: what must be known to put the cache in order if it is broken off, wherever that is."""
 
     layer: int
-    absent: npt.NDArray[np.int32]  # the experts that were not resident when it began
-    arrived: set[int] = field(default_factory=set)  # those of them whose bytes are in their rows
+    experts: Ints
+    slots: Ints  # of each expert when the event began; -1 of one that was not resident
+    arrived: set[int] = field(default_factory=set)  # those that were not, and whose bytes are in their rows now
 
-    @classmethod
-    def of_staging(cls) -> EventRecord:
-        """Of transfers to staging alone: no slot is touched."""
-        return cls(0, np.zeros(0, np.int32))
+    def lost(self) -> list[int]:
+        """The experts whose bytes never arrived."""
+        return [expert for expert in self.experts[self.slots < 0].tolist() if expert not in self.arrived]
+
+
+STAGING = EventRecord(0, np.zeros(0, np.int32), np.zeros(0, np.int32))
+"""The record of transfers to staging alone: no slot is touched."""
+
+
+class Batch:
+    """Experts that a thread brings in while events go on; `alive` is locked while it is at it, whatever ends that.
+
+    `undo`, a method that is not kept alive, frees the slots that an interrupted thread has left reserved for a batch.
+    """
+
+    def __init__(self, undo: Callable[[Any], None]) -> None:
+        self.alive = threading.Lock()
+        self.undo = weakref.WeakMethod(undo)
 
 
 class Guard:
@@ -46,16 +60,21 @@ class Guard:
         self._serving = threading.Lock()  # locked while an event is served, whatever ends that
         self._broken = False
         self._closed = False
-        self._stops: list[weakref.WeakMethod[Any]] = []
-        self._mends: list[weakref.WeakMethod[Any]] = []
+        self._stop: weakref.WeakMethod[Callable[[], None]] | None = None
+        self._batches: list[Batch] = []
 
     def before_repair(self, stop: Callable[[], None]) -> None:
         """Have a method called after an event was broken off: it returns once nothing is written to rows any more."""
-        self._stops.append(weakref.WeakMethod(stop))
+        self._stop = weakref.WeakMethod(stop)
 
-    def on_repair(self, mend: Callable[[], None]) -> None:
-        """Have a method called that frees slots which an interrupted thread has left reserved; it must be cheap."""
-        self._mends.append(weakref.WeakMethod(mend))
+    def add(self, batch: Batch) -> None:
+        """Have a batch undone if its thread is interrupted; that has locked `alive` by now."""
+        self._batches.append(batch)
+
+    def forget(self, batch: Batch) -> None:
+        """Take a batch from the list of those in progress, if it is there."""
+        with suppress(ValueError):
+            self._batches.remove(batch)
 
     def refuse_calls(self) -> None:
         """Serve nothing from here on; what is in progress ends first."""
@@ -85,12 +104,12 @@ class Guard:
             raise HotsetError("an earlier failure left this engine unusable: load the model again")
         self.repair()
 
-    def run(self, record: EventRecord, work: Callable[[], None]) -> None:
+    def run(self, record: EventRecord, work: Callable[..., None], *given: Any) -> None:
         """Do what fills rows, with what puts them in order again written down first: an interrupt may come anywhere."""
         self._record = record
         try:
             with self._serving:
-                work()
+                work(*given)
         except BaseException:
             with suppress(StoreError):  # a disk that hangs: the next call says so
                 self.repair()
@@ -106,16 +125,20 @@ class Guard:
         if record is not None:
             if self._serving.locked():  # by this thread, since it has the lock
                 raise HotsetError("the model was called while it computes: not from a signal handler or a hook")
-            self._call(self._stops)
+            stop = None if self._stop is None else self._stop()
+            if stop is not None:
+                stop()
             self._cache.recover()
-            lost = [expert for expert in record.absent.tolist() if expert not in record.arrived]
-            self._cache.invalidate(record.layer, lost)
+            self._cache.invalidate(record.layer, record.lost())
             self._record = None
         self._cache.controller.rebuild()
-        self._call(self._mends)
+        if self._batches:
+            self._undo_batches()
 
-    def _call(self, methods: list[weakref.WeakMethod[Any]]) -> None:
-        for method in methods:
-            found = method()
-            if found is not None:
-                found()
+    def _undo_batches(self) -> None:
+        """Clean up after threads that were interrupted before they had."""
+        for batch in [batch for batch in self._batches if not batch.alive.locked()]:
+            undo = batch.undo()
+            if undo is not None:
+                undo(batch)
+            self.forget(batch)

@@ -6,10 +6,9 @@ import atexit
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Protocol
 
-from hotset.engine.guard import Guard
+from hotset.engine.guard import Batch, Guard
 from hotset.engine.slots import SlotCache
 from hotset.errors import BudgetError, HotsetError
 from hotset.owner import Owner
@@ -24,37 +23,20 @@ BATCH_BYTES = 32 << 20
 """What is read at a time: enough for the disk to be busy, little enough for the best to be there soon."""
 
 
-class Batch:
-    """Experts that one thread brings in together; `alive` is locked for as long as it is at it, whatever ends that."""
+class ReadBatch(Batch):
+    """Experts that one thread reads together."""
 
-    def __init__(self) -> None:
-        self.alive = threading.Lock()
+    def __init__(self, undo: Callable[[ReadBatch], None]) -> None:
+        super().__init__(undo)
         self.transfers: dict[ExpertKey, ReadTransfer] = {}
 
-
-def is_left(batches: Sequence[Batch]) -> bool:
-    """Whether a thread was interrupted before it had cleaned up after its batch."""
-    return bool(batches) and any(not batch.alive.locked() for batch in batches)
-
-
-def left_of(batches: Sequence[Batch]) -> list[Batch]:
-    """The batches that were left."""
-    return [batch for batch in batches if not batch.alive.locked()]
-
-
-def forget(batches: list[Batch], batch: Batch) -> None:
-    """Take a batch from the list of those under way, if it is there."""
-    with suppress(ValueError):
-        batches.remove(batch)
-
-
-def _stop(batch: Batch) -> None:
-    """Cancel what has not arrived, and return once no thread writes to a slot any more."""
-    for transfer in batch.transfers.values():
-        transfer.cancel()
-    for key, transfer in batch.transfers.items():
-        transfer.cancel_and_wait()
-        transfer.refuse(key.expert)  # an event may wait for what does not come
+    def stop(self) -> None:
+        """Cancel what has not arrived, and return once no thread writes to a slot any more."""
+        for transfer in self.transfers.values():
+            transfer.cancel()
+        for key, transfer in self.transfers.items():
+            transfer.cancel_and_wait()
+            transfer.refuse(key.expert)  # an event may wait for what does not come
 
 
 class DiskLoader:
@@ -64,8 +46,6 @@ class DiskLoader:
         self._cache, self._catalog, self._readers, self._guard = cache, catalog, readers, guard
         self.moved_bytes = 0
         self.in_progress: dict[ExpertKey, tuple[ReadTransfer, int]] = {}  # and the row reserved
-        self._batches: list[Batch] = []
-        guard.on_repair(self.mend)
 
     def steps(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
         """Bring experts in, a batch at every step."""
@@ -85,18 +65,21 @@ class DiskLoader:
 
         `before_reading` waits until nothing reads the rows of what was evicted any more.
         """
-        batch = Batch()
+        batch = ReadBatch(self._undo)
         with batch.alive:
-            self._batches.append(batch)
+            self._guard.add(batch)
             try:
                 self._load(batch, keys, pin, evict, before_reading)
             finally:
-                self._give_up(batch)
-        forget(self._batches, batch)
+                batch.stop()  # without the lock: an event that waits for one of these has it
+                with self._guard.lock:
+                    self._guard.repair()
+                    self._undo(batch)
+        self._guard.forget(batch)
 
     def _load(
         self,
-        batch: Batch,
+        batch: ReadBatch,
         keys: Sequence[ExpertKey],
         pin: bool,
         evict: bool,
@@ -115,12 +98,12 @@ class DiskLoader:
         if failed:
             raise failed[0]
 
-    def _send(self, batch: Batch, held: dict[ExpertKey, int]) -> None:
+    def _send(self, batch: ReadBatch, held: dict[ExpertKey, int]) -> None:
         for key, transfer in batch.transfers.items():
             self.moved_bytes += self._catalog.layers[key.layer].read_bytes(key.expert)
             self._readers.start(transfer, [Load(key.layer, key.expert, held[key])], Rank.BACKGROUND)
 
-    def _take(self, batch: Batch, key: ExpertKey, pin: bool) -> HotsetError | None:
+    def _take(self, batch: ReadBatch, key: ExpertKey, pin: bool) -> HotsetError | None:
         """Wait for an expert and give it its slot; a failed read empties the slot again, and the others go on."""
         failed = None
         try:
@@ -141,25 +124,12 @@ class DiskLoader:
         segments = self._catalog.layers[key.layer].experts[key.expert]
         return (segments[0].file, segments[0].offset) if segments else (0, 0)
 
-    def _give_up(self, batch: Batch) -> None:
-        """Empty the slots of what never arrived, once no thread writes to them any more."""
-        _stop(batch)  # without the lock: an event that waits for one of these has it
-        with self._guard.lock:
-            self._guard.repair()
-            self._give_back(batch)
-
-    def _give_back(self, batch: Batch) -> None:
+    def _undo(self, batch: ReadBatch) -> None:
+        """Under the lock: empty the slots of what never arrived, once no thread writes to them any more."""
+        batch.stop()
         self._cache.cancel_all(batch)
         for key in batch.transfers:
             self.in_progress.pop(key, None)
-
-    def mend(self) -> None:
-        """Under the lock: clean up after threads that were interrupted before they had."""
-        if is_left(self._batches):
-            for batch in left_of(self._batches):
-                _stop(batch)
-                self._give_back(batch)
-                forget(self._batches, batch)
 
     def batches(self, order: Sequence[ExpertKey]) -> Iterator[list[ExpertKey]]:
         """Cut an order into batches, without experts that are here already or have no empty slot to hope for."""

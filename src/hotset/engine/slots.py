@@ -22,6 +22,7 @@ from hotset.trace import Phase
 Ints = npt.NDArray[np.int32]
 Loads = npt.NDArray[np.int32]
 """[loads, 4]: expert, slot or -1 if it only passes through staging, layer and expert evicted or -1."""
+_NO_LOADS: Loads = np.zeros((0, 4), np.int32)
 
 
 class Placement(NamedTuple):
@@ -47,7 +48,7 @@ class SlotCache:
         self.staging = range(plan.cached, plan.cached + plan.staging)
         self.num_rows = plan.cached + plan.staging + plan.prefetch_rows
         self._prefetch_rows = list(range(self.staging.stop, self.num_rows))
-        self._in_use: list[Placement] = []
+        self._in_use = 0  # events whose rows are computed with
 
     @property
     def table(self) -> Table:
@@ -59,25 +60,28 @@ class SlotCache:
         self.controller.lease.recall()
 
     def look_up(
-        self, layer: int, experts: Ints, counts: Ints, tokens: int, phase: Phase, request: int = 0
+        self, layer: int, experts: Ints, slots: Ints, counts: Ints, tokens: int, phase: Phase, request: int = 0
     ) -> Placement:
-        """Serve one event: its experts are protected together, and those that are missing get slots, or staging."""
+        """Serve one event: its experts are protected together, and those that are missing get slots, or staging.
+
+        `slots` are those of the experts before. The rows are in use until `release`.
+        """
         missing = self.controller.route(layer, experts, counts, tokens, phase, request)
+        self._in_use += 1
+        if not missing:
+            return Placement(layer, experts, self.rows[slots], _NO_LOADS)
         slots = self.table.slot_of[layer, experts]
         rows = self.rows[slots]
-        if missing:
-            rows[slots < 0] = -1
-        placement = Placement(layer, experts, rows, self.table.loads[:missing].copy())
-        self._in_use.append(placement)
-        return placement
+        rows[slots < 0] = -1
+        return Placement(layer, experts, rows, self.table.loads[:missing].copy())
 
-    def release(self, placement: Placement) -> None:
-        """Say that nothing is computed any more with the rows of an event."""
-        self._in_use = [one for one in self._in_use if one is not placement]
+    def release(self) -> None:
+        """Say that nothing is computed any more with the rows of one event."""
+        self._in_use -= 1
 
-    def absent(self, layer: int, experts: Ints) -> Ints:
-        """Those of some experts that are not resident."""
-        found: Ints = experts[self.table.slot_of[layer, experts] < 0]
+    def slots_of(self, layer: int, experts: Any) -> Ints:
+        """The slots of some experts; -1 of one that is not resident."""
+        found: Ints = self.table.slot_of[layer, experts]
         return found
 
     def rows_of(self, layer: int, experts: Any) -> Ints:
@@ -133,7 +137,7 @@ class SlotCache:
 
     def recover(self) -> None:
         """After an event that was broken off, once nothing is written to any row: take back all that it had in use."""
-        self._in_use = []
+        self._in_use = 0
         taken = {*self.rows.tolist(), *self.staging}
         self._prefetch_rows = [row for row in range(self.num_rows) if row not in taken]
 

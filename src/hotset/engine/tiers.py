@@ -72,16 +72,16 @@ class RamTier:
         self, layer: int, experts: list[int], counts: list[int], phase: Phase, before_reading: Callable[[], None]
     ) -> Iterator[tuple[int, int]]:
         """Yield as many experts as there is staging for: those in memory first; `mend` is for what breaks it off."""
-        self._begun = layer, self.cache.absent(layer, np.array(experts, np.int32)).tolist()
+        named = np.array(experts, np.int32)
+        self._begun = layer, named[self.cache.slots_of(layer, named) < 0].tolist()
         self._transfer = ReadTransfer()
-        coming = self._coming(layer, experts)
-        loads = self._look_up(layer, [(e, n) for e, n in zip(experts, counts, strict=True) if e not in coming], phase)
-        absent = set(loads[:, 0].tolist())
-        where = self._start(layer, loads, before_reading)
-        for expert, (transfer, row) in coming.items():
+        preloading = self._preloading(layer, experts)
+        counted = [(e, n) for e, n in zip(experts, counts, strict=True) if e not in preloading]
+        where = self._start(layer, self._look_up(layer, counted, phase), before_reading)
+        for expert, (transfer, row) in preloading.items():
             transfer.forward_to(self._transfer)
             where[expert] = row
-        here = [expert for expert in experts if expert not in absent | coming.keys()]
+        here = [expert for expert in experts if expert not in where]
         yield from zip(here, self.cache.rows_of(layer, here).tolist(), strict=True)
         while where:
             for expert in self._transfer.wait_any():
@@ -102,7 +102,7 @@ class RamTier:
             self._begun = None
         self.controller.rebuild()
 
-    def _coming(self, layer: int, experts: list[int]) -> dict[int, tuple[ReadTransfer, int]]:
+    def _preloading(self, layer: int, experts: list[int]) -> dict[int, tuple[ReadTransfer, int]]:
         """What the background reads already: read twice, it would take two slots, and a full tier has none to spare."""
         if self.loader is None or self.readers is None:
             return {}
@@ -118,8 +118,8 @@ class RamTier:
         if not counted:
             return np.zeros((0, 4), np.int32)
         experts, counts = np.array(counted, np.int32).T.copy()
-        placement = self.cache.look_up(layer, experts, counts, 1, phase)
-        self.cache.release(placement)  # rows are read from until the next reads wait for the copies out of them
+        placement = self.cache.look_up(layer, experts, self.cache.slots_of(layer, experts), counts, 1, phase)
+        self.cache.release()  # rows are read from until the next reads wait for the copies out of them
         return placement.loads
 
     def _start(self, layer: int, loads: Loads, before_reading: Callable[[], None]) -> dict[int, int]:

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, SupportsFloat, TypeVar
 
@@ -116,7 +117,7 @@ class Policy:
         """Let these experts leave only when no others may, and all others as before."""
         table.score_floor[...] = np.where(chosen, np.inf, -np.inf)
 
-    @property
+    @cached_property
     def admission(self) -> Admit:
         """The admission rule by its enum."""
         return Admit[self.admit.upper()]

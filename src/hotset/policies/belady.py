@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -92,7 +93,7 @@ class Belady(Policy):
         """Whether the future that was read reaches as far as the next event."""
         return bool(state.cursor[0] + experts <= len(state.future))
 
-    @property
+    @cached_property
     def admission(self) -> Admit:
         """Bypass means that the best of everything stays."""
         return Admit.LATE if self.bypass else super().admission

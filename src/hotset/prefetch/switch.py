@@ -29,6 +29,7 @@ class PrefetchTrial:
     ) -> None:
         self.state = start_trial(layers, auto=auto, most=most, adaptive=adaptive, by_layer=by_layer)
         self._number = 0
+        self._controls: tuple[int, bool] | None = None  # the step that was asked for last, and whether it is a control
 
     @classmethod
     def of(cls, plan: PrefetchPlan, layers: int) -> PrefetchTrial:
@@ -37,11 +38,13 @@ class PrefetchTrial:
 
     def most(self, layer: int, number: int) -> int:
         """How many experts of a layer to prefetch in the step of this number."""
-        return budget_now(self.state, layer, number)
+        return 0 if self.goes_without(number) else budget_now(self.state, layer, number)
 
     def goes_without(self, number: int) -> bool:
         """Whether nothing at all is prefetched in the step of this number."""
-        return is_control_step_now(self.state, -1, number)
+        if self._controls is None or self._controls[0] != number:
+            self._controls = number, is_control_step_now(self.state, -1, number)
+        return self._controls[1]
 
     def is_off(self, number: int) -> bool:
         """Whether prefetch is switched off in the step of this number."""
@@ -53,7 +56,7 @@ class PrefetchTrial:
 
     def note_pass(self, number: int, seconds: float) -> None:
         """Take in how long a whole decode step took, prefetch included."""
-        self._number = number
+        self._number, self._controls = number, None  # another decision may come of it
         note_step_now(self.state, number, seconds)
 
     @property

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hotset.engine.arena import Arena
-from hotset.engine.guard import Guard
+from hotset.engine.guard import Batch, Guard
 from hotset.engine.host.streams import Streams
-from hotset.engine.preload import Batch, forget, is_left, left_of
 from hotset.engine.slots import SlotCache
 from hotset.engine.tiers import RamTier
 from hotset.shape import ExpertKey
@@ -232,8 +231,6 @@ class CopyLoader:
     def __init__(self, cache: SlotCache, mover: CopyMover, guard: Guard) -> None:
         self.moved_bytes = 0
         self._cache, self._mover, self._guard = cache, mover, guard
-        self._batches: list[Batch] = []
-        guard.on_repair(self.mend)
 
     def steps(self, order: Sequence[ExpertKey], *, pin: bool = False) -> Iterator[object]:
         """Bring experts into empty slots, a batch at every step; pins evict the experts of lowest score.
@@ -246,21 +243,18 @@ class CopyLoader:
                 tier_loader.load(batch, evict=pin, before_reading=self._mover.streams.wait_for_copies)
             yield self._copy_in(batch, pin)
 
-    def mend(self) -> None:
+    def _undo(self, batch: Batch) -> None:
         """Under the lock: free slots reserved for experts that a thread was interrupted in copying."""
-        if is_left(self._batches):
-            self._mover.streams.wait_for_copies()
-            for batch in left_of(self._batches):
-                self._cache.cancel_all(batch)
-                forget(self._batches, batch)
+        self._mover.streams.wait_for_copies()
+        self._cache.cancel_all(batch)
 
     def _copy_in(self, keys: Sequence[ExpertKey], pin: bool) -> int:
         """Copy from the RAM tier what it holds of these; a slot is committed once its bytes are there."""
-        batch = Batch()
+        batch = Batch(self._undo)
         with batch.alive:
-            self._batches.append(batch)
+            self._guard.add(batch)
             copied = self._copy_batch(batch, keys, pin)
-        forget(self._batches, batch)
+        self._guard.forget(batch)
         return copied
 
     def _copy_batch(self, batch: Batch, keys: Sequence[ExpertKey], pin: bool) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hotset.engine.batch import ExpertBatch
-from hotset.engine.guard import EventRecord, Guard
+from hotset.engine.guard import STAGING, EventRecord, Guard
 from hotset.engine.host.prefetcher import Prefetched, Prefetcher
 from hotset.engine.kernels.base import ExpertKernels
 from hotset.engine.slots import Placement, SlotCache
@@ -57,32 +57,32 @@ class HostDriver:
             predicted = None if self._prefetcher is None else self._prefetcher.predict(step, layer, hidden)
             batch = ExpertBatch(hidden, index, weights, self._experts[layer], predicted)
             if len(batch.experts):
-                record = EventRecord(layer, self._cache.absent(layer, batch.experts))
-                self._guard.run(record, lambda: self._serve(step, layer, batch, record))
+                record = EventRecord(layer, batch.experts, self._cache.slots_of(layer, batch.experts))
+                self._guard.run(record, self._serve, step, batch, record)
             self._stats.record(step, layer, hidden, index, weights)
             output = batch.combine()
             self._stats.clock.experts_s += time.perf_counter() - began
             return output
 
-    def _serve(self, step: Step, layer: int, batch: ExpertBatch, record: EventRecord) -> None:
+    def _serve(self, step: Step, batch: ExpertBatch, record: EventRecord) -> None:
         """One event: look up, claim what was prefetched, then move what is missing while the rest is computed."""
+        layer, prefetcher, stalled_s = record.layer, self._prefetcher, 0.0
         self._stats.begin_event(step, layer)
         placement = self._cache.look_up(
-            layer, batch.experts, batch.counts, batch.tokens, step.phase, step.first_request
+            layer, batch.experts, record.slots, batch.counts, batch.tokens, step.phase, step.first_request
         )
-        if len(placement.loads) and self._stats.listener is not None:
-            self._stats.listener(layer, placement.loads)
-        claimed = {} if self._prefetcher is None else self._prefetcher.claim(placement)
+        claimed = {} if prefetcher is None else prefetcher.claim(placement)
         if len(placement.loads):
+            if self._stats.listener is not None:
+                self._stats.listener(layer, placement.loads)
             stalled_s = self._fetch_and_compute(step, batch, placement, claimed, record)
         else:
-            stalled_s = 0.0
-            self._prefetch(step, layer, batch)
+            if prefetcher is not None:
+                prefetcher.issue(step, layer, batch)
             self.kernels[layer].run(batch, batch.experts, placement.rows)
-        self._cache.release(placement)
-        if self._prefetcher is not None:
-            self._prefetcher.release(claimed)
-            self._prefetcher.note(step, layer, stalled_s, claimed)
+        self._cache.release()
+        if prefetcher is not None:
+            prefetcher.release(step, layer, stalled_s, claimed)
 
     def _fetch_and_compute(
         self, step: Step, batch: ExpertBatch, placement: Placement, claimed: dict[int, Prefetched], record: EventRecord
@@ -95,7 +95,7 @@ class HostDriver:
             prefetched = transfer.all_started
             if prefetched:
                 self._prefetch(step, layer, batch)
-            ready = batch.others(transfer.awaited)
+            ready = np.flatnonzero(~np.isin(batch.experts, transfer.awaited))
             record.arrived.update(expert for expert in claimed if expert not in transfer.awaited)
             if len(ready) and not transfer.is_short:
                 kernels.run(batch, batch.experts[ready], rows[ready])
@@ -164,8 +164,8 @@ class HostDriver:
         with self._guard.lock:
             self._guard.check()
             self._cache.reclaim()
-            absent = self._cache.absent(layer, batch.experts)
-            here = batch.experts[batch.others(absent)]
+            resident = self._cache.slots_of(layer, batch.experts) >= 0
+            here, absent = batch.experts[resident], batch.experts[~resident]
             count, source = self._stats.clock.backward, self._catalog.layers[layer]
             count.events += 1
             count.resident += len(here)
@@ -184,7 +184,7 @@ class HostDriver:
                     work(list(arrived), list(arrived.values()))
                     transfer.release(arrived)
 
-            self._guard.run(EventRecord.of_staging(), through_staging)
+            self._guard.run(STAGING, through_staging)
 
     def _stop(self) -> None:
         """After a failure: return once nothing is written to a row any more, and forget what was prefetched."""

@@ -98,8 +98,10 @@ class Prefetcher:
 
     def claim(self, placement: Placement) -> dict[int, Prefetched]:
         """What was prefetched for an event and is needed: its row becomes that of its slot. The rest is cancelled."""
-        wanted = dict(placement.loads[:, :2].tolist()) if len(placement.loads) else {}
         claimed: dict[int, Prefetched] = {}
+        if not self._held:
+            return claimed
+        wanted = dict(placement.loads[:, :2].tolist())
         for one in [held for held in self._held.values() if held.key.layer == placement.layer]:
             del self._held[one.key]
             expert = one.key.expert
@@ -116,11 +118,15 @@ class Prefetcher:
             placement.rows[at] = [one.row for one in claimed.values()]
         return claimed
 
-    def release(self, claimed: Mapping[int, Prefetched]) -> None:
-        """Take back the rows of experts that were computed and have no slot."""
+    def release(self, step: Step, layer: int, stalled_s: float, claimed: Mapping[int, Prefetched]) -> None:
+        """Take back the rows of experts that were computed and have no slot, and tell the predictor how it went."""
+        late = 0
         for one in claimed.values():
+            late += one.late
             if not one.has_slot:
                 self._cache.return_row(one.row)
+        if self.predictor is not None and step.phase == Phase.DECODE:
+            self.predictor.note(layer, step, stalled_s, len(claimed) - late, late)
 
     def issue(self, step: Step, layer: int, batch: ExpertBatch) -> None:
         """Start transfers for what the next layers will probably ask for; of prompts it only learns."""
@@ -149,12 +155,6 @@ class Prefetcher:
                 self._held[key] = Prefetched(key, load.row, transfer, self._source.size_bytes(*key))
         return len(loads)
 
-    def note(self, step: Step, layer: int, stalled_s: float, claimed: Mapping[int, Prefetched]) -> None:
-        """Tell the predictor how an event went."""
-        if self.predictor is not None and step.phase == Phase.DECODE:
-            late = sum(one.late for one in claimed.values())
-            self.predictor.note(layer, step, stalled_s, len(claimed) - late, late)
-
     def note_step(self, step: Step, seconds: float) -> None:
         """Tell the predictor how long a decode step took."""
         if self.predictor is not None and step.phase == Phase.DECODE:
@@ -163,7 +163,8 @@ class Prefetcher:
     @property
     def room(self) -> int:
         """How many experts could be prefetched now."""
-        self._drain()
+        if self._draining:
+            self._drain()
         return len(self._cache.prefetch_rows)
 
     def clear(self) -> None:

@@ -42,7 +42,9 @@ class FewTokenKernels(ExpertKernels):
         whole, last = len(experts) == len(batch.experts), batch.note_computed(len(experts))
         phase = Phase.ALL if whole else Phase.LAST if last else Phase.KEEP
         # What was kept is found in its place, whichever row it is said to lie in.
-        found = batch.row_per_pair(experts, rows, 0 if phase is Phase.LAST else -1)
+        table = np.full(batch.num_experts + 1, 0 if phase is Phase.LAST else -1, np.int32)
+        table[experts], table[-1] = rows, -1  # the last is for experts that are not of this layer
+        found = table[np.minimum(batch.flat, batch.num_experts)]
         late = np.isin(batch.flat, experts) if phase is Phase.LAST else np.zeros(len(found), bool)
         pair_row, pair_late = self._uploads.send(found, late)
         out = torch.empty_like(batch.hidden, memory_format=torch.contiguous_format)
@@ -54,7 +56,7 @@ class FewTokenKernels(ExpertKernels):
         kernels = self.kernels
         raw = out if phase is Phase.ALL else batch.unweighted(kernels.width, kernels.dtype)
         scratch = kernels.products.room(len(pair_row), raw, pair_late)
-        kernels(batch.hidden.contiguous(), pair_row, pair_late, batch.weights, out, phase, scratch=scratch)
+        kernels(batch.hidden.contiguous(), pair_row, pair_late, batch.weights.contiguous(), out, phase, scratch=scratch)
 
     def differentiable(self, given: Tensor, row: int) -> Tensor:
         """What the expert in one row makes of its input, by operations that have gradients."""
