@@ -167,7 +167,7 @@ def test_blocks_for_signals_do_nothing_in_other_threads() -> None:
     entered = []
 
     def work() -> None:
-        with interrupts.terminable(), interrupts.saving(), interrupts.InterruptGuard():
+        with interrupts.terminable(), interrupts.saving(), interrupts.interruptible():
             entered.append(True)
 
     thread = threading.Thread(target=work)

@@ -8,30 +8,22 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from hotset.cli.output import facts_table
 from hotset.cli.quality_view import quality_line
 from hotset.shape import format_size
-from hotset.text import printable
 
 Line = tuple[str, str]
 
 
 def report_views(report: dict[str, Any]) -> Iterator[Table | Text]:
     """The machine, the model if one was named, and what hotset will use."""
-    yield _table("This machine", [*_software(report["software"]), *_machine(report), *_disk(report["disk"])])
-    if report["model"]:
-        yield _table("The model", list(_model(report["model"])))
-    yield _table("hotset will use", [(row["what"], f"{row['value']}: {row['why']}") for row in report["choices"]])
-
-
-def _table(title: str, rows: list[Line]) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 2), title=title, title_justify="left")
-    table.title_style = "bold"
-    table.add_column(style="dim", min_width=18, no_wrap=True)
-    table.add_column()
-    for name, value in rows:
-        table.add_row(Text(printable(name)), Text(printable(value)))
-    table.add_row("", "")
-    return table
+    chosen = ((row["what"], f"{row['value']}: {row['why']}") for row in report["choices"])
+    machine = [*_software(report["software"]), *_machine(report), *_disk(report["disk"])]
+    model = list(_model(report["model"])) if report["model"] else []
+    for title, rows in (("This machine", machine), ("The model", model), ("hotset will use", chosen)):
+        if rows:
+            yield facts_table(rows, title, name_width=18)
+            yield Text("")
 
 
 def _unknown(found: Any) -> str | None:
@@ -54,7 +46,7 @@ def _version(row: dict[str, Any]) -> str:
 
 def _machine(report: dict[str, Any]) -> Iterator[Line]:
     processor, memory, gpus, limits = (report[key] for key in ("processor", "memory", "gpus", "limits"))
-    yield "processor", _unknown(processor) or _processor(processor)
+    yield "CPU", _unknown(processor) or _processor(processor)
     yield "memory", _unknown(memory) or _memory(memory)
     if isinstance(gpus, dict):
         yield "GPUs", str(_unknown(gpus))

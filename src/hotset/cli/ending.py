@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import typer
 
-from hotset.cli.faults import debugging, show_traceback
 from hotset.cli.interrupts import INTERRUPTED, exit_code
 from hotset.cli.streams import standard_streams
 from hotset.errors import HotsetError
@@ -39,7 +40,9 @@ def end_well(work: Callable[[], Any]) -> int:
 def _fail(error: Exception) -> int:
     with suppress(Exception, SystemExit):  # what is left to write, while its failure can still be kept quiet
         sys.stdout.flush()
-    show_traceback(error)
+    debugging = os.environ.get(DEBUG, "") not in ("", "0")
+    if debugging:
+        traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, typer.Abort):
         return exit_code()
     if isinstance(error, _UsageError):
@@ -51,7 +54,7 @@ def _fail(error: Exception) -> int:
     if isinstance(error, MemoryError):
         what = "ask for a smaller --memory, or use a smaller trace (hotset trace cut) or sweep"
         return _say(f"out of memory: {what}", WRONG_INPUT)
-    more = "the lines above say where" if debugging() else f"run it again with {DEBUG}=1 and report what it shows"
+    more = "the lines above say where" if debugging else f"run it again with {DEBUG}=1 and report what it shows"
     return _say(f"hotset failed ({type(error).__name__}: {one_line(error)}): {more}", OWN_FAULT)
 
 

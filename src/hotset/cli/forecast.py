@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
-from hotset.cli.traces import load_trace, short_name
+from hotset.cli.targets import check_figure
+from hotset.cli.traces import load_traces
 from hotset.errors import HotsetError
 
 if TYPE_CHECKING:
@@ -40,11 +41,8 @@ def forecast(
     Example: hotset forecast chat.safetensors -f gate -f best --distance 1,2 --plot ahead.png
     """
     distances = _distances(distance)
-    if plot:
-        from hotset.report import check_plot
-
-        check_plot(plot)  # before the work, not after it
-    results = _run(_load(traces), _specs(forecast), distances, fit)
+    check_figure(plot)
+    results = _run(load_traces(traces), _specs(forecast), distances, fit)
     if plot:
         from hotset.report.forecast_plot import plot_forecasts
 
@@ -64,14 +62,6 @@ def _specs(asked: list[str] | None) -> list[str]:
     from hotset.forecasts import names, parse
 
     return list(dict.fromkeys(parse(spec).spec for spec in asked or names()))
-
-
-def _load(paths: list[Path]) -> dict[str, Trace]:
-    traces: dict[str, Trace] = {}
-    for path in paths:
-        name = short_name(path)
-        traces[str(path) if name in traces else name] = load_trace(path)
-    return traces
 
 
 def _run(traces: dict[str, Trace], specs: list[str], distances: list[int], fit: float) -> dict[str, Evaluation]:

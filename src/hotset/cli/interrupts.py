@@ -30,43 +30,18 @@ def is_terminated() -> bool:
     return signal.SIGTERM in _seen
 
 
-def _leave(number: int, _: Any) -> None:
-    _seen.add(number)
-    raise KeyboardInterrupt
-
-
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: what it holds is saved on the way out."""
-    _seen.clear()
-    with _handled_by(_leave, (signal.SIGTERM,)):
-        yield
-
-
-@contextmanager
-def saving() -> Iterator[None]:
-    """Hold back what asks to stop until the block is over; a second one leaves at once."""
-    held: list[int] = []
-
-    def hold(number: int, _: Any) -> None:
-        _seen.add(number)
-        if held:
-            raise KeyboardInterrupt
-        held.append(number)
-
-    with _handled_by(hold):
-        yield
-    if held:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def _handled_by(handler: Callable[[int, Any], None], numbers: tuple[int, ...] = _SIGNALS) -> Iterator[None]:
-    """Have signals handled for a block; only the main thread may."""
+def _on_signals(react: Callable[[], None], numbers: tuple[int, ...] = _SIGNALS) -> Iterator[None]:
+    """Have something done at signals for a block; only the main thread may."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+
+    def handle(number: int, _: Any) -> None:
+        _seen.add(number)
+        react()
+
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
@@ -75,41 +50,52 @@ def _handled_by(handler: Callable[[int, Any], None], numbers: tuple[int, ...] = 
 
 
 @contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does: what it holds is saved on the way out."""
+    _seen.clear()
+    with _on_signals(_leave, (signal.SIGTERM,)):
+        yield
+
+
+def _leave() -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """Hold back what asks to stop until the block is over; a second one leaves at once."""
+    with stop_on_signals() as stop:
+        yield
+    if stop.asked:
+        raise KeyboardInterrupt
+
+
+@contextmanager
 def stop_on_signals() -> Iterator[Stop]:
     """Within the block Ctrl-C and SIGTERM ask to stop; the second one leaves at once."""
     stop = Stop()
 
-    def ask(number: int, _: Any) -> None:
-        _seen.add(number)
+    def ask() -> None:
         if stop.asked:
             raise KeyboardInterrupt
         stop.ask()
 
-    with _handled_by(ask):
+    with _on_signals(ask):
         yield stop
 
 
-class InterruptGuard:
-    """Within the block Ctrl-C and SIGTERM leave, at the next check at the latest: imports of libraries swallow them."""
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Within the block Ctrl-C and SIGTERM leave, by the next call of what it yields at last: imports swallow them."""
+    asked = Stop()
 
-    def __init__(self) -> None:
-        self._asked = False
-        self._handled: Any = None
+    def leave() -> None:
+        asked.ask()
+        raise KeyboardInterrupt
 
-    def __enter__(self) -> InterruptGuard:
-        self._handled = _handled_by(self._ask)
-        self._handled.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._handled.__exit__(None, None, None)
-
-    def check(self) -> None:
-        """Leave if that was asked for."""
-        if self._asked:
+    def check() -> None:
+        if asked.asked:
             raise KeyboardInterrupt
 
-    def _ask(self, number: int, _: Any) -> None:
-        _seen.add(number)
-        self._asked = True
-        raise KeyboardInterrupt
+    with _on_signals(leave):
+        yield check

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import typer
 
-from hotset.cli.interrupts import InterruptGuard, saving
+from hotset.cli.interrupts import interruptible, saving
 from hotset.cli.output import note
 from hotset.cli.streams import libraries_silent
 from hotset.generation.errors import RUNNING, translate_errors
@@ -20,11 +20,11 @@ from hotset.options import RunOptions
 def loaded_model(options: RunOptions) -> Iterator[TextModel]:
     """A model for the length of a block."""
     with ExitStack() as stack:
-        with InterruptGuard() as guard:
+        with interruptible() as check:
             need_transformers()
             stack.enter_context(quiet_libraries())
             with libraries_silent():
-                text_model = TextModel.load(options, guard.check)
+                text_model = TextModel.load(options, check)
         notes = text_model.handle.notes
         told = _tell(notes)
         try:

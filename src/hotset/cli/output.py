@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
-from hotset.text import without_controls
+from hotset.text import printable, without_controls
 
 T = TypeVar("T")
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
@@ -76,17 +78,37 @@ def finish_text(text: str) -> None:
     show("\n" if not text.endswith("\n") else "")
 
 
+def facts_table(rows: Iterable[tuple[str, str]], title: str | None = None, *, name_width: int = 24) -> Table:
+    """Facts, a line each: a name and what is to be said of it."""
+    table = Table(show_header=False, box=None, padding=(0, 2), title=title, title_justify="left", title_style="bold")
+    table.add_column(style="dim", min_width=name_width, no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(printable(name)), Text(printable(value)))
+    return table
+
+
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Any]:
-    """Yield a callable that advances the bar; the bar shows on a terminal only."""
+def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Yield a callable that advances the bar by one; the bar shows on a terminal only."""
+    with progress_of(MofNCompleteColumn()) as shown:
+        if shown is None:
+            yield lambda: None
+        else:
+            task = shown.add_task(what, total=total)
+            yield lambda: shown.advance(task)
+
+
+@contextmanager
+def progress_of(column: ProgressColumn) -> Iterator[Progress | None]:
+    """Where bars with such a column show, on a terminal; else None."""
     console = SafeConsole(stderr=True)
     if not console.is_terminal:
-        yield lambda: None
+        yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)
+    columns = (TextColumn("{task.description}"), BarColumn(), column, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        yield shown
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
-from hotset.cli.output import JsonFlag, SafeConsole, emit, note
+from hotset.cli.output import JsonFlag, emit, note, progress_of
 from hotset.cli.quality_view import quality_line
 from hotset.errors import HotsetError
 from hotset.options import RunOptions
@@ -139,16 +139,12 @@ def _refuse(wrong: bool, why: str) -> None:
 @contextmanager
 def _bars() -> Iterator[Bar]:
     """Yield what makes progress bars, one below the other; they show on a terminal only."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import TaskProgressColumn
 
-    console = SafeConsole(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: nullcontext()
-        return
-    columns: tuple[Any, ...] = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console, transient=True) as shown:
+    with progress_of(TaskProgressColumn()) as shown:
+        if shown is None:
+            yield lambda _: nullcontext()
+            return
 
         @contextmanager
         def bar(what: str) -> Iterator[Callable[[int, int], None]]:

@@ -12,6 +12,7 @@ from hotset.cli.output import JsonFlag, emit, note
 from hotset.cli.run_options import TrustRemoteCode
 from hotset.cli.targets import refuse_existing
 from hotset.errors import HotsetError, ProfileError
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from hotset.profile import Fingerprint, Profile
@@ -120,7 +121,7 @@ def forget(
         path.unlink()
     except OSError as error:
         raise ProfileError(f"cannot delete {path} ({error.strerror}): may you write in its folder?") from error
-    emit({"forgotten": name, "file": str(path)}, as_json, _text(f"{path}: forgotten"))
+    emit({"forgotten": name, "file": str(path)}, as_json, printable(f"{path}: forgotten"))
 
 
 @app.command("export")
@@ -142,7 +143,7 @@ def export(
     with write_beside(csv) as scratch:
         scratch.write_text(to_csv(profile), encoding="utf-8")
     rows = profile.shape.total_experts
-    emit({"file": str(csv), "rows": rows}, as_json, _text(f"{csv}: {rows:,} experts"))
+    emit({"file": str(csv), "rows": rows}, as_json, printable(f"{csv}: {rows:,} experts"))
 
 
 @app.command("make")
@@ -180,7 +181,6 @@ def _fingerprint(trace: Trace, named: Path, model: Path | None, trust_remote_cod
     from hotset.generation.prompt_files import SHIPPED
     from hotset.profile import Fingerprint
     from hotset.profile.format import MAX_TEXT
-    from hotset.text import printable
 
     if model is None and str(named).startswith(SHIPPED):
         from hotset.reference import path
@@ -251,7 +251,7 @@ def _save(profile: Profile, name: str, target: Path, as_json: bool) -> None:
     make_room(target)
     profile.save(target)
     document = {"name": name, "file": str(target), "bytes": target.stat().st_size, **summary(profile)}
-    emit(document, as_json, _text(written(document)))
+    emit(document, as_json, printable(written(document)))
 
 
 def _check_deletable(path: Path) -> None:
@@ -278,11 +278,3 @@ def _numbers(text: str) -> list[float]:
         return [float(word) for word in text.split(",")]
     except ValueError:
         raise ProfileError(f'cannot read the weights "{text}": write one number per profile, such as 2,1') from None
-
-
-def _text(line: str) -> Any:
-    from rich.text import Text
-
-    from hotset.text import printable
-
-    return Text(printable(line))

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hotset.cli.output import facts_table
 from hotset.profile import Profile
 from hotset.report.usage import concentration, entropy, spread, totals
 from hotset.report.words import percent, plural
@@ -82,24 +83,14 @@ def list_views(document: dict[str, Any]) -> Iterator[RenderableType]:
 def show_views(document: dict[str, Any]) -> Iterator[RenderableType]:
     """What a profile is of, what it saw, and how its use of experts is spread."""
     yield Text(printable(document["file"]), style="bold")
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
-    table.add_column(style="dim", min_width=24, no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in (*_origin_rows(document), *_use_rows(document), *_extra_rows(document)):
-        table.add_row(_cell(name), _cell(value))
-    yield table
+    yield facts_table((*_origin_rows(document), *_use_rows(document), *_extra_rows(document)))
 
 
 def diff_views(document: dict[str, Any]) -> Iterator[RenderableType]:
     """How alike two profiles are, and what changed most."""
     names = f"from {document['before']} to {document['after']}"
     yield Text(printable(names), style="bold")
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
-    table.add_column(style="dim", min_width=24, no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _alike_rows(document):
-        table.add_row(name, value)
-    yield table
+    yield facts_table(_alike_rows(document))
     if document["changed"]:
         yield _changed_table(document)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotset.cli import simulate_options as opt
 from hotset.cli.output import JsonFlag, emit, note, progress_bar, renamed
-from hotset.cli.traces import load_trace, short_name
+from hotset.cli.targets import check_figure
+from hotset.cli.traces import load_traces
 from hotset.errors import HotsetError
 from hotset.files import write_beside
 
@@ -44,49 +46,36 @@ def simulate(
 
     Example: hotset simulate chat.safetensors -p lru -p blend -b 10% -b 25% --streams 4 --plot hits.png
     """
-    from hotset.sim import Sweep
+    from hotset.cache import Scope
+    from hotset.policies import Admit
+    from hotset.prefetch import Driver
+    from hotset.shape import parse_size
+    from hotset.sim import Sweep, count_jobs
+    from hotset.sim import simulate as replay
 
     sweep = Sweep(
         policies=policy,
         budgets=budget,
-        scope=None if scope is None else _choice(scope, "--scope", _scopes()),
+        scope=None if scope is None else _choice(scope, "--scope", Scope),
         streams=streams,
-        mode=_choice(mode, "--mode", {"batch": "batch", "turns": "turns"}),
+        mode=_choice(mode, "--mode", ("batch", "turns")),
         fit=fit,
         seed=seed,
         staging=staging,
-        prefill=_choice(prefill, "--prefill", _admissions()),
+        prefill=_choice(prefill, "--prefill", (Admit.FREE, Admit.ALWAYS, Admit.SCORE)),
         link=_link(link, compute, latency, expert_share),
         prefetch=_prefetch(prefetch, link),
-        driver=None if driver is None else _choice(driver, "--driver", _drivers()),
+        driver=None if driver is None else _choice(driver, "--driver", Driver),
         ahead=renamed(prefetch_slots, ahead, "--ahead", "--prefetch-slots"),
     )
-    if plot:
-        from hotset.report import check_plot
-
-        check_plot(plot)  # before the work, not after it
-    loaded = _load(traces, expert_bytes)
-    result = _run(loaded, sweep)
+    check_figure(plot)
+    loaded = load_traces(traces)
+    if expert_bytes:
+        loaded = {name: trace.with_expert_bytes(parse_size(expert_bytes)) for name, trace in loaded.items()}
+    with progress_bar("replaying", count_jobs(loaded, sweep)) as advance:
+        result = replay(loaded, sweep, advance=advance)
     _write_files(result, loaded, sweep, plot, csv)
     _show(result, as_json)
-
-
-def _run(traces: dict[str, Trace], sweep: Sweep) -> Result:
-    from hotset.sim import count_jobs, simulate
-
-    with progress_bar("replaying", count_jobs(traces, sweep)) as advance:
-        return simulate(traces, sweep, advance=advance)
-
-
-def _load(paths: list[Path], expert_bytes: str | None) -> dict[str, Trace]:
-    from hotset.shape import parse_size
-
-    traces: dict[str, Trace] = {}
-    for path in paths:
-        trace, name = load_trace(path), short_name(path)
-        name = str(path) if name in traces else name
-        traces[name] = trace.with_expert_bytes(parse_size(expert_bytes)) if expert_bytes else trace
-    return traces
 
 
 def _write_files(result: Result, traces: dict[str, Trace], sweep: Sweep, plot: Path | None, csv: Path | None) -> None:
@@ -152,25 +141,9 @@ def _prefetch(word: str, link: str | None) -> str:
     return word
 
 
-def _choice(word: str, option: str, choices: dict[str, Any]) -> Any:
-    if word not in choices:
-        raise HotsetError(f'{option} is one of {", ".join(choices)}, not "{word}"')
-    return choices[word]
-
-
-def _scopes() -> dict[str, Any]:
-    from hotset.cache import Scope
-
-    return {str(scope): scope for scope in Scope}
-
-
-def _admissions() -> dict[str, Any]:
-    from hotset.policies import Admit
-
-    return {admit.name.lower(): admit for admit in (Admit.FREE, Admit.ALWAYS, Admit.SCORE)}
-
-
-def _drivers() -> dict[str, Any]:
-    from hotset.prefetch import Driver
-
-    return {str(driver): driver for driver in Driver}
+def _choice(word: str, option: str, choices: Iterable[Any]) -> Any:
+    """The member of an enum, or the word, that was named."""
+    known = {str(getattr(each, "name", each)).lower(): each for each in choices}
+    if word not in known:
+        raise HotsetError(f'{option} is one of {", ".join(known)}, not "{word}"')
+    return known[word]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli.output import JsonFlag, emit
+from hotset.cli.targets import check_figure
 from hotset.errors import ProfileError
 
 if TYPE_CHECKING:
@@ -31,10 +32,7 @@ def stats(
     from hotset.profile import Profile
     from hotset.profile.folder import locate
 
-    if plot:
-        from hotset.report import check_plot
-
-        check_plot(plot)
+    check_figure(plot)
     statistics = Profile.load(locate(name)).statistics()
     _check_layer(layer, statistics)
     if plot:

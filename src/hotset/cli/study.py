@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
-from hotset.cli.traces import load_trace, short_name
+from hotset.cli.targets import check_figure
+from hotset.cli.traces import load_traces
 from hotset.files import write_beside
 
 if TYPE_CHECKING:
@@ -37,25 +38,12 @@ def study(name: Name, trace: Traces = None, plot: Plot = None, out: Out = None, 
     from hotset.sim.studies import carry_out, find
 
     chosen = find(name)
-    if plot:
-        from hotset.report import check_plot
-
-        check_plot(plot)  # before the work, not after it
-    plan = chosen.plan(_load(trace))
+    check_figure(plot)
+    plan = chosen.plan(load_traces(trace) if trace else _usual())
     with progress_bar("studying", len(plan.jobs)) as advance:
         result = carry_out(chosen, plan, advance)
     _write_files(name, result, plot, out)
     _show(name, result, as_json)
-
-
-def _load(paths: list[Path] | None) -> dict[str, Trace]:
-    if not paths:
-        return _usual()
-    traces: dict[str, Trace] = {}
-    for path in paths:
-        own = short_name(path)
-        traces[str(path) if own in traces else own] = load_trace(path)
-    return traces
 
 
 def _usual() -> dict[str, Trace]:

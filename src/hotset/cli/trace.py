@@ -13,6 +13,7 @@ from hotset.cli.record import record
 from hotset.cli.targets import refuse_existing
 from hotset.cli.traces import load_trace
 from hotset.errors import HotsetError, TraceError
+from hotset.text import printable
 
 if TYPE_CHECKING:
     from hotset.trace.trace import Trace
@@ -187,10 +188,8 @@ def _written(trace: Trace, out: Path) -> dict[str, Any]:
     }
 
 
-def _say(document: dict[str, Any]) -> Any:
-    from rich.text import Text
-
-    return Text(
+def _say(document: dict[str, Any]) -> str:
+    return printable(
         f"{document['file']}: {document['tokens']:,} tokens of {document['requests']:,} requests in "
         f"{document['steps']:,} steps, {document['layers']} layers x {document['experts']} experts, "
         f"top {document['top_k']}"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from hotset.cli.output import facts_table
 from hotset.shape import format_size
 from hotset.text import printable
 
@@ -18,21 +18,11 @@ _MAX_SHOWN = 6
 def info_views(document: dict[str, Any]) -> Iterator[RenderableType]:
     """The tables of one trace: the model, the workload, and how skewed and repetitive its routing is."""
     yield Text(printable(document["file"]), style="bold")
-    yield _table(_model_rows(document))
-    yield _table(_workload_rows(document))
-    yield _table(_routing_rows(document))
-    if document["labels"]:
-        yield _table(_label_rows(document["labels"]))
-
-
-def _table(rows: list[tuple[str, str]]) -> Table:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
-    table.add_column(style="dim", min_width=24, no_wrap=True)
-    table.add_column()
-    for name, value in rows:
-        table.add_row(Text(printable(name)), Text(printable(value)))
-    table.add_row("", "")
-    return table
+    labels = [(f"label {key}", _values(entry)) for key, entry in document["labels"].items()]
+    for rows in (_model_rows(document), _workload_rows(document), _routing_rows(document), labels):
+        if rows:
+            yield facts_table(rows)
+            yield Text("")
 
 
 def _model_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
@@ -77,10 +67,6 @@ def _routing_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("used again after N tokens", ", ".join(rates) or "no request is long enough"))
     rows.append(("used again by chance", _percent(document["repeat_rate_by_chance"])))
     return rows
-
-
-def _label_rows(labels: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(f"label {key}", _values(entry)) for key, entry in labels.items()]
 
 
 def _values(entry: dict[str, Any]) -> str:

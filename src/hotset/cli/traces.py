@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,11 @@ def load_trace(named: Path) -> Trace:
     return trace(str(named).removeprefix(SHIPPED))
 
 
-def short_name(named: Path) -> str:
-    """What to call it in a table."""
-    text = str(named)
-    return text.removeprefix(SHIPPED) if text.startswith(SHIPPED) else named.stem
+def load_traces(named: Iterable[Path]) -> dict[str, Trace]:
+    """Read several, each by what to call it in a table."""
+    traces: dict[str, Trace] = {}
+    for each in named:
+        text = str(each)
+        name = text.removeprefix(SHIPPED) if text.startswith(SHIPPED) else each.stem
+        traces[text if name in traces else name] = load_trace(each)
+    return traces
