@@ -10,7 +10,7 @@ import torch
 CLASSES = {
     "experts": ("up_kernel", "down_kernel", "up_units_kernel", "down_units_kernel", "order_kernel"),
     "plan": ("plan_event",),
-    "demand copies": ("_gather", "fetch"),
+    "demand copies": ("gather",),
     "guesses: copies": ("send",),
     "guesses: choice": ("claim", "pick"),
     "attention": ("_attend", "_combine", "fmha", "flash"),

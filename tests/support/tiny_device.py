@@ -29,7 +29,7 @@ from hotset.models.routers import Routers
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 WIDTH, INNER = (32, 16) if CUDA else (16, 8)  # the interpreter runs one program after another
-LATE = not CUDA and isinstance(gather._gather, triton.JITFunction)
+LATE = not CUDA and isinstance(gather.gather, triton.JITFunction)
 """Kernels were defined before the interpreter was asked for: nothing here can run."""
 
 
@@ -61,7 +61,7 @@ def go_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
         return again, again.outputs
 
     monkeypatch.setattr(capture, "recorded", recorded)
-    monkeypatch.setattr(gather, "PROGRAMS", 2)  # the interpreter is slow to start one
+    monkeypatch.setattr(gather, "DEMAND", gather.DEMAND._replace(programs=2))  # the interpreter is slow to start one
     monkeypatch.setattr(tuning, "_LISTS", {key: [tuning.Choice(64, 64, 1)] for key in tuning._LISTS})  # whole matrices
 
 

@@ -18,9 +18,10 @@ triton = pytest.importorskip("triton")
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import SlotPlan  # noqa: E402
 from hotset.engine.device import prefetch_kernels as kernels  # noqa: E402
+from hotset.engine.device.gather import Gather, Work  # noqa: E402
 from hotset.engine.device.plan import Outputs, Plan  # noqa: E402
 from hotset.engine.device.prefetch import DevicePrefetch  # noqa: E402
-from hotset.engine.device.prefetch_state import PrefetchState, PrefetchTallies, Work  # noqa: E402
+from hotset.engine.device.prefetch_state import PrefetchState, PrefetchTallies  # noqa: E402
 from hotset.engine.device.table import DeviceTable  # noqa: E402
 from hotset.forecasts import _learnt, gate  # noqa: E402
 from hotset.forecasts.base import Seen  # noqa: E402
@@ -76,10 +77,9 @@ class Machine:
         plan = replace(plan_prefetch("device", SHAPE, rows=self.parts * PER_PART), layers_ahead=distances)
         spare = rows[self.cached :].tolist()
         self.state = PrefetchState.of(spare, layers, experts, plan, DEVICE, PREFETCH.programs)
-        self.ahead = DevicePrefetch(
-            self.state, self.source, self.memory, SLOT, USED, torch.from_numpy(self.host_row_of).to(DEVICE),
-            tokens=tokens, top_k=top_k, demand=DEMAND, work=PREFETCH,
-        )  # fmt: skip
+        where = torch.from_numpy(self.host_row_of).to(DEVICE)
+        gather = Gather(self.source, self.memory, SLOT, USED, where, DEMAND, PREFETCH)
+        self.ahead = DevicePrefetch(self.state, gather, tokens=tokens, top_k=top_k)
         self.copies = torch.cuda.Stream() if CUDA else None
         self.expected = np.zeros(6, np.int64)
         self.claimed = self.exchanged = 0
@@ -396,11 +396,6 @@ def test_nothing_is_sent_while_switched_off() -> None:
     machine.state.max_queued.fill_(PER_PART)
     machine.run(events_of(machine.rng, 1, "oracle"))
     assert machine.ahead.tallies().in_time > 0
-    rows = machine.state.prefetch_row.tolist()
-    machine.state.reset()
-    assert machine.ahead.tallies() == PrefetchTallies(0, 0, 0, 0, 0, 0)
-    assert machine.state.own.sum().item() == 0
-    assert machine.state.prefetch_row.tolist() == rows
 
 
 def test_a_list_goes_on_when_its_layer_comes_nearer() -> None:
@@ -513,7 +508,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="side by side"):
         machine.ahead.pick(0, [torch.zeros((1, 7), device=DEVICE)] * DISTANCES)
     with pytest.raises(ValueError, match="does not go with"):
-        DevicePrefetch(
-            machine.state, machine.source, machine.memory, SLOT, USED, torch.from_numpy(machine.host_row_of),
-            tokens=1, top_k=3, demand=DEMAND, work=Work(8, 8, 1),
-        )  # fmt: skip
+        Gather(machine.source, machine.memory, SLOT, USED, machine.row_of, DEMAND, Work(8, 7, 1))
+    gather = Gather(
+        machine.source, machine.memory, SLOT, USED, torch.from_numpy(machine.host_row_of), DEMAND, Work(8, 8, 1)
+    )
+    with pytest.raises(ValueError, match="does not go with the state"):
+        DevicePrefetch(machine.state, gather, tokens=1, top_k=3)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotset.engine.device.books import HostBooks
 from hotset.engine.device.capture import CapturedStep
+from hotset.engine.device.follow import Follower
 from hotset.engine.device.step_kernels import StepParts
 from hotset.engine.device.steps import DeviceSteps
 from hotset.engine.device.tier_filler import TierFiller
@@ -46,11 +46,11 @@ class DeviceDecode:
             raise HotsetError("only a device with a RAM tier behind it can drive")
         self.device, self.cache, self.stats, self.lease = device, cache, stats, cache.controller.lease
         self._guard, self._offload, self._tier = guard, offload, offload.tier
-        books = HostBooks(cache.controller, stats, offload.catalog, offload.prefetcher, guard)
+        streams, prefetcher = offload.mover.streams, offload.prefetcher
         specs = [local.spec for local in offload.driver.kernels]
         parts = StepParts(offload.catalog, specs, offload.arena, offload.tier.arena, predict)
-        streams = offload.mover.streams
-        self.steps = DeviceSteps(cache, self.lease, offload.tier, parts, streams, books, offload.prefetcher)
+        follower = Follower(cache.controller, stats, offload.catalog, prefetcher, streams)
+        self.steps = DeviceSteps(cache, offload.tier, parts, streams, follower, guard, prefetcher)
         self.filler = TierFiller(offload.tier)
         self._served: set[int] = set()  # the steps under way that the device was given
         self.page_locked = offload.pinned

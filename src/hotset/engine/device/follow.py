@@ -6,39 +6,25 @@ So statistics, profiles and recordings are the host's as ever, a step later.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from hotset.cache.controller import Controller
 from hotset.engine.device.log import Rows, StepLog
 from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.device.variant import Variant
+from hotset.engine.host.forecasting import ForecastPredictor
+from hotset.engine.host.prefetcher import Prefetcher
 from hotset.engine.host.streams import Streams
+from hotset.engine.stats import EngineStats
 from hotset.engine.step import Step
 from hotset.prefetch.times import MissAdjustedTimes
+from hotset.store import Catalog
 from hotset.trace.recorder import Recorder
 
 Ints = npt.NDArray[np.int32]
-
-
-class Books(Protocol):
-    """The host's books: its cache and all that is counted."""
-
-    def follow_event(self, step: Step, layer: int, experts: Ints, counts: Ints, tokens: int, stalled_s: float) -> int:
-        """Serve an event that the device has served; returns how many experts it missed."""
-
-    def follow_step(self, step: Step, seconds: float) -> None:
-        """Take in how long the device took for a step."""
-
-    def is_comparable(self, step: Step, prefetched: bool) -> bool:
-        """Whether the time of a step tells what prefetch is worth."""
-
-    def compare(self, step: Step, seconds: float) -> None:
-        """Take in the adjusted time of a step, for the trial of prefetch."""
-
-    def count_prefetches(self, since: PrefetchTallies) -> None:
-        """Add what came of prefetches since the last time."""
 
 
 class PendingStep(NamedTuple):
@@ -55,10 +41,18 @@ class PendingStep(NamedTuple):
 
 
 class Follower:
-    """Applies the device's log to the host's books, in the order in which the steps were launched."""
+    """Serves again what the device has logged, for statistics, profiles and recordings; callers hold the lock."""
 
-    def __init__(self, books: Books, streams: Streams) -> None:
-        self._books, self._streams = books, streams
+    def __init__(
+        self,
+        controller: Controller,
+        stats: EngineStats,
+        catalog: Catalog,
+        prefetcher: Prefetcher | None,
+        streams: Streams,
+    ) -> None:
+        self._controller, self._stats, self._catalog = controller, stats, catalog
+        self._prefetcher, self._streams = prefetcher, streams
         self._pending: deque[PendingStep] = deque()
         self._tallied = PrefetchTallies(0, 0, 0, 0, 0, 0)
         self._adjusted = MissAdjustedTimes()
@@ -68,7 +62,7 @@ class Follower:
         self._pending.append(pending)
 
     def drain(self, keep: int = 0) -> None:
-        """Follow all steps but the last `keep`; waits for each of them."""
+        """Follow all steps but the last `keep`, in the order of their launch; waits for each of them."""
         while len(self._pending) > keep:
             self._streams.block_until(self._pending[0].over)
             self._follow(self._pending.popleft())
@@ -82,18 +76,6 @@ class Follower:
         self._tallied = PrefetchTallies(0, 0, 0, 0, 0, 0)
 
     def _follow(self, pending: PendingStep) -> None:
-        missed = self._follow_events(pending)
-        if pending.variant.prefetch:
-            self._count_prefetches(pending.log.tallies())
-        seconds = self._streams.seconds_between(pending.began, pending.over)
-        self._books.follow_step(pending.step, seconds)
-        if pending.timed and self._books.is_comparable(pending.step, pending.variant.prefetch):
-            adjusted = self._adjusted(seconds, missed)
-            if adjusted is not None:
-                self._books.compare(pending.step, adjusted)
-
-    def _follow_events(self, pending: PendingStep) -> int:
-        """Serve and record every event of a step; returns how many experts it missed."""
         log, step, missed, stalled_s = pending.log, pending.step, 0, pending.log.stalled_s()
         for layer, row in enumerate(log.routed(pending.number)):
             if pending.recorder is not None:
@@ -101,12 +83,46 @@ class Follower:
             experts, counts = count_experts(row, log.tokens)
             if len(experts):
                 stall = max(float(stalled_s[layer]), 0.0)
-                missed += self._books.follow_event(step, layer, experts, counts, log.tokens, stall)
-        return missed
+                missed += self._serve(step, layer, experts, counts, log.tokens, stall)
+        if pending.variant.prefetch:
+            self._count_prefetches(log.tallies())
+        seconds = self._streams.seconds_between(pending.began, pending.over)
+        self._stats.clock.pass_s += seconds
+        if pending.timed and self._prefetcher is not None:
+            self._compare(self._prefetcher, pending, seconds, missed)
+
+    def _serve(self, step: Step, layer: int, experts: Ints, counts: Ints, tokens: int, stalled_s: float) -> int:
+        """Serve an event that the device has served; returns how many experts it missed."""
+        self._stats.begin_event(step, layer)
+        missing = self._controller.route(layer, experts, counts, tokens, step.phase, step.first_request)
+        if missing:
+            if self._stats.listener is not None:
+                self._stats.listener(layer, self._controller.table.loads[:missing].copy())
+            self._stats.clock.loaded_bytes += missing * self._catalog.layers[layer].layout.used_bytes
+            self._stats.clock.stall_s += stalled_s
+        return missing
+
+    def _compare(self, prefetcher: Prefetcher, pending: PendingStep, seconds: float, missed: int) -> None:
+        """Let the trial of prefetch have the adjusted time of a step, if it takes the step for what it was.
+
+        All may have been decided anew since it was launched.
+        """
+        predictor, step = prefetcher.predictor, pending.step
+        decided_anew = isinstance(predictor, ForecastPredictor) and (
+            pending.variant.prefetch == predictor.payoff.goes_without(step.number)
+        )
+        if decided_anew:
+            return
+        adjusted = self._adjusted(seconds, missed)
+        if adjusted is not None:
+            prefetcher.note_step(step, adjusted)
 
     def _count_prefetches(self, now: PrefetchTallies) -> None:
-        since = PrefetchTallies(*(after - before for after, before in zip(now, self._tallied, strict=True)))
-        self._books.count_prefetches(since)
+        """Add what came of prefetches since the last time."""
+        if self._prefetcher is not None:
+            counts = self._prefetcher.counts
+            for name, after, before in zip(now._fields, now, self._tallied, strict=True):
+                setattr(counts, name, getattr(counts, name) + after - before)
         self._tallied = now
 
 

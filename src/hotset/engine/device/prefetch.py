@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import triton
 
+from hotset.engine.device.gather import Gather, Prefetched
 from hotset.engine.device.plan import Outputs
-from hotset.engine.device.prefetch_kernels import claim, fetch, pick, send
-from hotset.engine.device.prefetch_state import DEMAND, PREFETCH, PrefetchState, PrefetchTallies, Work
+from hotset.engine.device.prefetch_kernels import claim, pick, send
+from hotset.engine.device.prefetch_state import PrefetchState, PrefetchTallies
 
 Tensor = torch.Tensor
 
@@ -25,35 +26,19 @@ Tensor = torch.Tensor
 class DevicePrefetch:
     """Prefetch in the steps of one size; nothing here waits for the device or allocates, but for `tallies`.
 
-    `host` and `rows` are the memory of the RAM tier and of the arena, `used_bytes` what an expert of each layer takes
-    of a slot, and `host_row_of` (int32 [layers, experts]) where experts lie in the RAM tier. Who plans an event
-    must first add one to `state.stop`. Then come `claim`, `fetch` and `send`, on one stream; `pick` comes after
-    `claim` and before `send`.
+    `gather` knows the memory of the RAM tier and of the arena. Who plans an event must first add one to `state.stop`.
+    Then come `claim`, `fetch` and `send`, on one stream; `pick` comes after `claim` and before `send`.
     """
 
-    def __init__(
-        self,
-        state: PrefetchState,
-        host: Tensor,
-        rows: Tensor,
-        slot_bytes: int,
-        used_bytes: Sequence[int],
-        host_row_of: Tensor,
-        *,
-        tokens: int,
-        top_k: int,
-        demand: Work = DEMAND,
-        work: Work = PREFETCH,
-    ) -> None:
-        if demand.block % work.block or state.progress.shape[1] != work.programs:
-            raise ValueError(f"{work} does not go with {demand} or with the state")
-        self.state, self.host_row_of, self.demand, self.work = state, host_row_of, demand, work
-        self.host, self.rows = host.view(torch.int64), rows.view(torch.int64)
-        self.slot_words, self.words = slot_bytes // 8, [-(-used // 8) for used in used_bytes]
-        self.words_of = torch.tensor(self.words, dtype=torch.int32, device=rows.device)
-        self.layers, self.experts = host_row_of.shape
+    def __init__(self, state: PrefetchState, gather: Gather, *, tokens: int, top_k: int) -> None:
+        work, device = gather.prefetch, gather.rows.device
+        if state.progress.shape[1] != work.programs:
+            raise ValueError(f"{work} does not go with the state")
+        self.state, self.gather = state, gather
+        self.words_of = torch.tensor(gather.words, dtype=torch.int32, device=device)
+        self.layers, self.experts = gather.host_row_of.shape
         self.tokens, self.pairs = tokens, tokens * top_k
-        self.job_queued = torch.full((min(self.pairs, self.experts),), -1, dtype=torch.int32, device=rows.device)
+        self.job_queued = torch.full((min(self.pairs, self.experts),), -1, dtype=torch.int32, device=device)
         per_part, width = state.queued_expert.shape[1], state.ranked.shape[2]
         self._copied = {
             "experts": self.experts,
@@ -82,12 +67,8 @@ class DevicePrefetch:
 
     def fetch(self, layer: int, out: Outputs) -> None:
         """Copy what an event still misses."""
-        launch: Any = fetch[(self.demand.programs,)]
-        launch(
-            self.host, self.rows, self.host_row_of, out, self.job_queued, self.state.progress, layer, self.words[layer],
-            self.slot_words, self.state.distances + 1, self.experts, self.demand.programs, self.demand.block,
-            self.work.programs, self.work.block, num_warps=self.demand.warps,
-        )  # fmt: skip
+        progress = self.state.progress[layer % (self.state.distances + 1)]
+        self.gather(layer, out.loads, out.missing, out.job_row, Prefetched(self.job_queued, progress))
 
     def targets(self, layer: int) -> int:
         """How many of the layers ahead there are."""
@@ -112,10 +93,10 @@ class DevicePrefetch:
     def send(self, layer: int) -> None:
         """Copy what is queued for the layers ahead until the next is planned."""
         if count := self.targets(layer):
-            launch: Any = send[(self.work.programs,)]
+            launch: Any = send[(self.gather.prefetch.programs,)]
             launch(
-                self.host, self.rows, self.host_row_of, self.state, layer, self.words_of, self.slot_words,
-                count=count, **self._copied, num_warps=self.work.warps,
+                self.gather.host, self.gather.rows, self.gather.host_row_of, self.state, layer, self.words_of,
+                self.gather.slot_words, count=count, **self._copied, num_warps=self.gather.prefetch.warps,
             )  # fmt: skip
 
     def tallies(self) -> PrefetchTallies:

@@ -147,44 +147,6 @@ def _note_residents(
     tl.store(state.slot_of_target + distance * experts + expert, slot_of_target, mask=expert < experts)
 
 
-@triton.jit
-def _copy(source, target, first, words, block: tl.constexpr):
-    """Copy one block of an expert."""
-    place = first + tl.arange(0, block)
-    there = place < words
-    values = tl.load(source + place, mask=there, other=0, eviction_policy="evict_first")
-    tl.store(target + place, values, mask=there)
-
-
-@triton.jit(do_not_specialize=["layer"])
-def fetch(
-    host, rows, host_row_of, out, job_queued, progress, layer, words, slot_words, parts,
-    experts: tl.constexpr, programs: tl.constexpr, block: tl.constexpr,
-    prefetch_programs: tl.constexpr, prefetch_block: tl.constexpr,
-):  # fmt: skip
-    """Copy what an event misses, as hotset.engine.device.gather does, but for the blocks that a queued has brought."""
-    progress += (layer % parts) * prefetch_programs
-    blocks = (words + block - 1) // block
-    prefetch_blocks = (words + prefetch_block - 1) // prefetch_block
-    at = tl.program_id(0)
-    total = tl.load(out.missing) * blocks
-    while at < total:
-        job = at // blocks
-        expert = tl.load(out.loads + 4 * job)
-        queued = tl.load(job_queued + job)
-        source = host + tl.load(host_row_of + layer * experts + expert).to(tl.int64) * slot_words
-        target = rows + tl.load(out.job_row + job).to(tl.int64) * slot_words
-        first = (at % blocks) * block
-        if queued < 0:
-            _copy(source, target, first, words, block)
-        else:
-            for part in tl.static_range(block // prefetch_block):
-                number = queued * prefetch_blocks + first // prefetch_block + part
-                if number >= tl.load(progress + number % prefetch_programs):
-                    _copy(source, target, first + part * prefetch_block, words, prefetch_block)
-        at += programs
-
-
 @triton.jit(do_not_specialize=["layer"])
 def pick(
     scores, layer, state, words_of,

@@ -7,23 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from hotset.engine.device import gather
+from hotset.engine.device.gather import PREFETCH
 from hotset.prefetch import PrefetchPlan
 
 Tensor = torch.Tensor
-
-
-class Work(NamedTuple):
-    """How a copy is shared: among so many programs, in blocks of so many words of eight bytes."""
-
-    programs: int
-    block: int
-    warps: int
-
-
-DEMAND = Work(gather.PROGRAMS, gather.BLOCK_WORDS, gather.WARPS)
-PREFETCH = Work(64, 1024, 4)
-"""Few and small: an event that begins waits until these 512 KiB have arrived, some 10 us."""
 
 
 class PrefetchState(NamedTuple):
@@ -93,12 +80,6 @@ class PrefetchState(NamedTuple):
         """Forget what is queued, but not what was learnt; rows stay where they are, and events go on being numbered."""
         for tensor in (self.target, self.ranked_for):
             tensor.fill_(-1)
-
-    def reset(self) -> None:
-        """Forget what is queued, counts and what was learnt."""
-        self.drop()
-        for tensor in (self.own, self.shared, self.tallies):
-            tensor.zero_()
 
 
 class PrefetchTallies(NamedTuple):

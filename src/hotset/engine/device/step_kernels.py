@@ -163,11 +163,11 @@ def make_step_kernels(tokens: int, state: DeviceCacheState, controller: Controll
     stop = None if prefetch is None else prefetch.stop
     planned = Plan(controller, state.table, tokens * shape.top_k, state.row_of, plan.cached, ring=RING, stop=stop)
     used = [source.layout.used_bytes for source in catalog.layers]
-    memory = host_arena.memory, arena.memory, catalog.slot_bytes
-    ahead = prefetch and DevicePrefetch(prefetch, *memory, used, state.host_row_of, tokens=tokens, top_k=shape.top_k)
+    gather = Gather(host_arena.memory, arena.memory, catalog.slot_bytes, used, state.host_row_of)
+    prefetching = prefetch and DevicePrefetch(prefetch, gather, tokens=tokens, top_k=shape.top_k)
     experts: list[TritonExperts] = []
     for source, spec in zip(catalog.layers, specs, strict=True):
         scratch = experts[-1].scratch if experts else None  # of all layers, since one computes at a time
         kernels = TritonExperts(arena, source.layout, spec, top_k=shape.top_k, max_tokens=tokens, scratch=scratch)
         experts.append(kernels)
-    return StepKernels(tokens, state, planned, experts, Gather(*memory, used, state.host_row_of), ahead, predict)
+    return StepKernels(tokens, state, planned, experts, gather, prefetching, predict)

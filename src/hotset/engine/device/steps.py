@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from hotset.cache.lease import CacheLease
 from hotset.engine.device.capture import CapturedStep
-from hotset.engine.device.follow import Books, Follower
+from hotset.engine.device.follow import Follower
 from hotset.engine.device.replay import Replay
 from hotset.engine.device.state import DeviceCacheState
 from hotset.engine.device.step_kernels import StepKernels, StepParts, make_step_kernels
+from hotset.engine.guard import Guard
 from hotset.engine.host.prefetcher import Prefetcher
 from hotset.engine.host.streams import Streams
 from hotset.engine.slots import SlotCache
@@ -25,32 +25,24 @@ from hotset.trace.recorder import Recorder
 Tensor = torch.Tensor
 
 
-class Host(Books, Protocol):
-    """What the device needs of the host: its books, and to be told of a failure."""
-
-    def break_down(self) -> None:
-        """Serve nothing any more: what the device has done is unknown."""
-
-
 class DeviceSteps:
     """Serves decode steps on the slots of one cache; callers hold the engine's lock."""
 
     def __init__(
         self,
         cache: SlotCache,
-        lease: CacheLease,
         tier: RamTier,
         parts: StepParts,
         streams: Streams,
-        host: Host,
+        follower: Follower,
+        guard: Guard,
         prefetch: Prefetcher | None = None,
     ) -> None:
-        self.cache, self.lease, self.tier, self.parts, self.prefetch = cache, lease, tier, parts, prefetch
+        self.cache, self.lease, self.tier, self.parts = cache, cache.controller.lease, tier, parts
+        self.follower, self.prefetch, self._guard = follower, prefetch, guard
         self.state: DeviceCacheState | None = None
         self.versions = 0  # of the state: graphs that were captured with an earlier one are of no use
-        self.follower = Follower(host, streams)
-        self.replay = Replay(self.follower, streams)
-        self._host = host
+        self.replay = Replay(follower, streams)
         self._kernels: dict[int, StepKernels] = {}
 
     @property
@@ -134,7 +126,7 @@ class DeviceSteps:
         try:
             yield
         except RuntimeError as error:
-            self._host.break_down()
+            self._guard.mark_broken()
             self.lease.end()
             self.follower.forget()
             raise HotsetError(f"the GPU reported an error: {first_line(error)}; load the model again") from error
