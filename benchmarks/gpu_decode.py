@@ -98,7 +98,7 @@ class Trial:
             self.forced = ForcedGuesses(routers, trace, self.decoder.routing, RIGHT)
             payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
             self.engine.offload.prefetcher.predictor = ForecastPredictor(
-                parse_forecast("gate"), shape, gate=routers.predict, payoff=payoff, slot_of=controller.table.slot_of
+                parse_forecast("gate"), shape, gate=routers.predict, trial=payoff, slot_of=controller.table.slot_of
             )
 
     def _predict(self, layer: int, hidden: torch.Tensor, targets: int) -> list[torch.Tensor]:

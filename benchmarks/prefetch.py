@@ -26,7 +26,7 @@ import hotset
 from hotset import reference
 from hotset.cache import Controller, SlotPlan
 from hotset.engine.batch import ExpertBatch
-from hotset.engine.host.predictor import IsNear
+from hotset.engine.host.prefetcher import IsNear
 from hotset.engine.step import Step
 from hotset.policies import parse
 from hotset.prefetch import plan_prefetch
@@ -35,7 +35,7 @@ from hotset.sim.link import Link
 from hotset.sim.prefetch import simulate_prefetch
 from hotset.trace import Phase, Trace
 from hotset.transfer import ReadTransfer
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
 
 from common import publish
 
@@ -52,7 +52,7 @@ class Oracle:
         self.layers, self.first = trace.shape.layers, 0
         self.rows = {int(step): trace.experts[trace.step == step] for step in np.unique(trace.step)}
 
-    def after(self, layer: int, _: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def choose(self, layer: int, _: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         """The experts of the next layer, as they were."""
         step, target = run.number - 1 - self.first + (layer == self.layers - 1), (layer + 1) % self.layers
         experts = np.unique(self.rows[step][:, target]).tolist() if step in self.rows else []
@@ -61,7 +61,7 @@ class Oracle:
     def observe(self, *_: Any) -> None:
         """Nothing to learn."""
 
-    look = note_pass = note = observe
+    ask_device = note_step = note_event = observe
 
 
 class Contender:

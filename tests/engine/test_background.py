@@ -23,7 +23,8 @@ from hotset.errors import BudgetError  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import Readers, ReadTransfer  # noqa: E402
 from hotset.transfer import file as store_file  # noqa: E402
-from hotset.transfer.readers import Load, Rank  # noqa: E402
+from hotset.transfer.readers import Rank  # noqa: E402
+from hotset.transfer.reads import Load  # noqa: E402
 
 IDS = torch.tensor([[5, 900, 31, 7, 410, 77]])
 

@@ -44,11 +44,11 @@ def test_a_small_gain_is_seen_in_a_trial(gain: float, decision: str) -> None:
         for evened in (True, False):
             payoff, even = PrefetchTrial(2, auto=True), MissAdjustedTimes()
             for number, (seconds, missed) in enumerate(drawn, 1):
-                if not payoff.goes_without(number):
+                if not payoff.is_control_step(number):
                     seconds *= 1 - gain
                 noted = even(seconds, missed) if evened else seconds
                 if noted is not None:
-                    payoff.note_pass(number, noted)
+                    payoff.note_step(number, noted)
             decided[evened] += payoff.decision == decision
     assert decided[True] >= 11
     assert decided[True] > decided[False] or gain < 0  # whatever is unclear at the end goes off

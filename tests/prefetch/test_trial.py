@@ -46,7 +46,7 @@ class SlowTrial:
     def is_off(self, row: int, number: int) -> bool:
         return number < self.off_until[row] or number < self.off_until[-1]
 
-    def goes_without(self, row: int, number: int) -> bool:
+    def is_control_step(self, row: int, number: int) -> bool:
         control = number % self.length == hashed(number // self.length) % self.length
         return self.auto and (control or self.is_off(row, number))
 
@@ -55,9 +55,9 @@ class SlowTrial:
         return 2 if self.on_trial else 16
 
     def guesses(self, layer: int, number: int) -> int:
-        return 0 if self.goes_without(layer, number) else self.most[layer]
+        return 0 if self.is_control_step(layer, number) else self.most[layer]
 
-    def note(self, layer: int, number: int, stall_s: float, in_time: int, late: int) -> None:
+    def note_event(self, layer: int, number: int, stall_s: float, in_time: int, late: int) -> None:
         if late > in_time:
             self.most[layer] = max(1, self.most[layer] - 1)
         elif in_time > 0 and late == 0:
@@ -66,7 +66,7 @@ class SlowTrial:
         if self.auto and self.evidence(layer) < -2:
             self.switch_off(layer, number)
 
-    def note_pass(self, number: int, seconds: float) -> None:
+    def note_step(self, number: int, seconds: float) -> None:
         self.measure(-1, number, seconds)
         evidence, long_enough = self.evidence(-1), len(self.savings[-1]) >= 32
         if not self.auto:
@@ -82,7 +82,7 @@ class SlowTrial:
     def measure(self, row: int, number: int, seconds: float) -> None:
         if self.is_off(row, number):
             return
-        without = self.goes_without(row, number)
+        without = self.is_control_step(row, number)
         self.measured[row][without].append(seconds)
         if number // self.length != self.block[row][0]:
             _, with_s, without_s = self.block[row]
@@ -134,7 +134,7 @@ class Run:
             plain_s = 1e-3 * (1 + self.growth) ** number
             self.plain_s += plain_s
             self.taken_s += plain_s * (1 - self.gain * guessed)
-            self.payoff.note_pass(number, plain_s * (1 - self.gain * guessed + self.noise * self.random.normal()))
+            self.payoff.note_step(number, plain_s * (1 - self.gain * guessed + self.noise * self.random.normal()))
             if self.first_on is None and self.payoff.decision == "on":
                 self.first_on = number
         return self
@@ -164,20 +164,20 @@ def test_it_decides_as_the_slow_model_does(seed: int, gain_s: float, auto: bool)
     fast, slow = PrefetchTrial(layers, auto=auto, most=most), SlowTrial(layers, auto=auto, most=most)
     was_on = was_off = 0
     for number in range(1, 900):
-        seconds = 1e-3 * (1 + random.random()) - gain_s * (not slow.goes_without(-1, number))
+        seconds = 1e-3 * (1 + random.random()) - gain_s * (not slow.is_control_step(-1, number))
         for layer in range(layers):
             guesses = slow.guesses(layer, number)
             assert fast.most(layer, number) == guesses
             in_time, late = random.integers(0, 3, 2).tolist() if guesses else (0, 0)
             stall = float(random.gamma(2.0, 1e-3)) + 1e-3 * (layer - 1) * (guesses > 0)
-            fast.note(layer, number, stall, in_time, late)
-            slow.note(layer, number, stall, in_time, late)
+            fast.note_event(layer, number, stall, in_time, late)
+            slow.note_event(layer, number, stall, in_time, late)
             for kind in (WITH, WITHOUT):
                 if slow.measured[layer][kind]:
                     expected = mean_and_doubt(slow.measured[layer][kind])[0]
                     assert fast.state.mean_s[kind, layer] == pytest.approx(expected)
-        fast.note_pass(number, seconds)
-        slow.note_pass(number, seconds)
+        fast.note_step(number, seconds)
+        slow.note_step(number, seconds)
         assert fast.state.off_until.tolist() == slow.off_until
         assert fast.state.pause.tolist() == slow.pauses
         assert (fast.state.stage[0] == 0) == slow.on_trial
@@ -204,11 +204,11 @@ def test_all_ways_in_agree() -> None:
             event = (layer, number, float(random.gamma(2.0, 1e-3)), *random.integers(0, 3, 2).tolist())
             note_event(states[0], *event)
             python(states[1], *event)
-            live.note(*event)
+            live.note_event(*event)
         seconds = float(random.gamma(2.0, 1e-3))
         note_step(states[0], number, seconds)
         python_pass(states[1], number, seconds)
-        live.note_pass(number, seconds)
+        live.note_step(number, seconds)
     for left, middle, right in zip(states[0], states[1], live.state, strict=True):
         assert np.array_equal(left, right)
         assert np.allclose(left, middle, rtol=1e-9)
@@ -237,7 +237,7 @@ def test_users_who_take_turns_go_without_about_as_often(turns: int) -> None:
 def test_a_forecast_asked_for_by_name_never_pauses(seed: int) -> None:
     run = Run(gain=-2.0, noise=0.1, seed=seed, auto=False).run(600)
     for number in range(600):
-        run.payoff.note(0, number, 1e-3 * run.random.random(), 0, 0)
+        run.payoff.note_event(0, number, 1e-3 * run.random.random(), 0, 0)
     assert run.passes_with == list(range(1, 601))
     assert not run.payoff.state.off_until.any()
     assert run.payoff.decision == "forced"
@@ -247,7 +247,7 @@ def test_guesses_grow_while_they_come_in_time_up_to_the_slots() -> None:
     payoff, seen = PrefetchTrial(1, most=7, auto=False), []
     for number in range(1, 8):
         seen.append(payoff.most(0, number))
-        payoff.note(0, number, 0.0, 2, 0)
+        payoff.note_event(0, number, 0.0, 2, 0)
     assert seen == [4, 5, 6, 7, 7, 7, 7]
 
 
@@ -255,14 +255,14 @@ def test_guesses_shrink_while_they_come_late_down_to_one() -> None:
     payoff, seen = PrefetchTrial(1, auto=False), []
     for number in range(1, 8):
         seen.append(payoff.most(0, number))
-        payoff.note(0, number, 0.0, 1, 2)
+        payoff.note_event(0, number, 0.0, 1, 2)
     assert seen == [4, 3, 2, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(("in_time", "late"), [(0, 0), (1, 1), (3, 1)])
 def test_guesses_stay_as_many_where_the_signs_are_mixed(in_time: int, late: int) -> None:
     payoff = PrefetchTrial(1)
-    payoff.note(0, 1, 0.0, in_time, late)
+    payoff.note_event(0, 1, 0.0, in_time, late)
     assert payoff.most(0, 3) == 4
 
 
@@ -291,7 +291,7 @@ def test_it_is_on_only_once_a_gain_is_shown(seed: int) -> None:
     shown = [n for n in range(MIN_COMPARISONS, 17) if savings[:n].mean() > 2.5 * errors[n - 1]]
     on = []
     for number, taken in enumerate(seconds.tolist(), 2):
-        payoff.note_pass(number, taken)
+        payoff.note_step(number, taken)
         if payoff.decision == "on":
             on.append(number)
             break
@@ -364,7 +364,7 @@ def test_what_was_a_gain_and_becomes_a_loss_is_switched_off() -> None:
     assert run.payoff.decision == "on"
     payoff = run.payoff
     for number in range(301, 301 + 40 * CONTROL_EVERY):
-        payoff.note_pass(number, 1e-3 * (1 + 0.2 * (payoff.most(0, number) > 0) + 0.05 * run.random.normal()))
+        payoff.note_step(number, 1e-3 * (1 + 0.2 * (payoff.most(0, number) > 0) + 0.05 * run.random.normal()))
         if payoff.decision == "off":
             break
     assert payoff.decision == "off"
@@ -379,7 +379,7 @@ def test_a_layer_where_guesses_lose_is_switched_off_alone_and_tried_again(seed: 
         for layer, loss in enumerate([0.0, 1e-3, -1e-4]):
             guessed = payoff.most(layer, number) > 0
             tried += [number] * (guessed and layer == 1)
-            payoff.note(layer, number, 1e-3 + loss * guessed + 1e-5 * random.random() * (layer == 1), 0, 0)
+            payoff.note_event(layer, number, 1e-3 + loss * guessed + 1e-5 * random.random() * (layer == 1), 0, 0)
     gaps = np.diff(tried)
     assert gaps[gaps > 100].tolist() == pytest.approx([PAUSE_STEPS, 2 * PAUSE_STEPS], abs=3)
     assert tried[int(np.argmax(gaps > 100))] == pytest.approx(MIN_COMPARISONS * CONTROL_EVERY, abs=1)
@@ -392,7 +392,7 @@ def test_whole_passes_switch_all_layers_off() -> None:
     payoff = PrefetchTrial(2)
     for number in range(1, 200):
         assert (payoff.most(0, number) > 0) == (payoff.most(1, number) > 0)
-        payoff.note_pass(number, 1e-3 * (1 + 0.1 * (payoff.most(0, number) > 0)) + 1e-7 * (number % 3))
+        payoff.note_step(number, 1e-3 * (1 + 0.1 * (payoff.most(0, number) > 0)) + 1e-7 * (number % 3))
     assert payoff.decision == "off"
     assert payoff.as_dict()["layers_switched_off"] == []
     assert all(payoff.most(layer, 200) == 0 for layer in range(2))
@@ -403,14 +403,14 @@ def test_what_happens_in_a_pause_teaches_nothing() -> None:
     assert run.payoff.decision == "off"
     before = copy.deepcopy(run.payoff.state)
     for number in range(41, 100):
-        run.payoff.note(0, number, 1.0, 0, 0)
-        run.payoff.note_pass(number, 1.0)
+        run.payoff.note_event(0, number, 1.0, 0, 0)
+        run.payoff.note_step(number, 1.0)
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(before, run.payoff.state, strict=True))
 
 
 def test_asking_changes_nothing() -> None:
     payoff = PrefetchTrial(2)
-    payoff.note(0, 1, 1e-3, 1, 0)
+    payoff.note_event(0, 1, 1e-3, 1, 0)
     before = copy.deepcopy(payoff.state)
     for number in range(40):
         payoff.most(1, number)

@@ -179,10 +179,10 @@ def slow(case: Case, forecast: str, plan: PrefetchPlan) -> dict[str, float]:  # 
             sums["late"] += len(late)
             sums["demand_bytes"] += load
             if plan.layer_trial:
-                trial.note(layer, step, stall, len(in_time), len(late))
+                trial.note_event(layer, step, stall, len(in_time), len(late))
         is_idle = decode and trial.auto and trial.is_off(-1, step)
         seen = told[number]
-        if not decode or trial.goes_without(-1, step):
+        if not decode or trial.is_control_step(-1, step):
             seen = seen._replace(guesses=seen.guesses[:, :0])
         if live is not None and not is_idle:
             live.observe(seen)
@@ -218,10 +218,10 @@ def slow(case: Case, forecast: str, plan: PrefetchPlan) -> dict[str, float]:  # 
         step_s += layer_s + stall
         if number + 1 == len(events) or events[number + 1].step != step:
             if decode:
-                sums["steps_with"] += forecast != "off" and not trial.goes_without(-1, step)
+                sums["steps_with"] += forecast != "off" and not trial.is_control_step(-1, step)
                 seconds = times(step_s, missed) if plan.adjusts_times else step_s
                 if seconds is not None:
-                    trial.note_pass(step, seconds)
+                    trial.note_step(step, seconds)
             step_s, missed = 0.0, 0
     sums["layers_switched_off"] = sum(until > events[-1].step + 1 for until in trial.off_until[:-1])
     sums["switched_off"] = trial.off_until[-1] > events[-1].step + 1

@@ -20,7 +20,7 @@ from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, is_packed, open_index, 
 from hotset.store.plan import PackKey, PackLayer, PackPlan
 from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.file import aligned_buffer
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
 
 Edit = Callable[[dict[str, Any]], object]
 

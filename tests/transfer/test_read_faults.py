@@ -18,7 +18,7 @@ from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of
 from hotset.transfer import Readers, ReadTransfer, file
 from hotset.transfer.file import StoreFile, aligned_buffer
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
 
 SIZE = 6 * PAGE_BYTES
 Preadv = Callable[[int, list[memoryview], int], int]

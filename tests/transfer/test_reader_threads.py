@@ -15,7 +15,7 @@ from transfer_samples import catalog_of, load_all, naive, slots_of, write
 from hotset.errors import HotsetError, StoreError
 from hotset.store import PAGE_BYTES, Segment
 from hotset.transfer import Readers, ReadTransfer, file, reads
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
 
 EXPERTS = [[Segment(0, expert * PAGE_BYTES, PAGE_BYTES, 0)] for expert in range(8)]
 

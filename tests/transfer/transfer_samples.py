@@ -11,7 +11,7 @@ from hotset.store import Catalog, LayerSource, Part, Segment, SlotLayout
 from hotset.store.catalog import Bytes
 from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.file import aligned_buffer
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
 
 Decode = Callable[[Bytes, Bytes], None]
 

@@ -17,8 +17,7 @@ from hotset.engine.engine import Engine, Offload
 from hotset.engine.guard import Guard
 from hotset.engine.host.copies import CopyLoader, CopyMover, CopyPrefetch
 from hotset.engine.host.driver import HostDriver
-from hotset.engine.host.predictor import Predictor
-from hotset.engine.host.prefetcher import Prefetcher
+from hotset.engine.host.prefetcher import Predictor, Prefetcher
 from hotset.engine.host.streams import Streams
 from hotset.engine.kernels import ExpertKernels, ExpertSpec, gpu_kernels
 from hotset.engine.kernels.cpu import PerExpertKernels

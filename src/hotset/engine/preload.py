@@ -15,7 +15,8 @@ from hotset.owner import Owner
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.transfer import Readers, ReadTransfer
-from hotset.transfer.readers import Load, Rank
+from hotset.transfer.readers import Rank
+from hotset.transfer.reads import Load
 
 PIN_TRIES = 3
 """What the RAM tier has just read for a pin may be evicted from it before it is copied."""

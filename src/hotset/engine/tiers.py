@@ -17,7 +17,7 @@ from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.trace import Phase
 from hotset.transfer import Readers, ReadTransfer
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
 
 
 class RamTier:

@@ -60,6 +60,7 @@ class Forecast:
     name: ClassVar[str]
     observe: ClassVar[Callable[..., Any]]
     probabilities: ClassVar[Callable[..., Any]]
+    uses_tokens: ClassVar[bool] = False  # it goes by which token is computed, where that is known
     needs: ClassVar[str] = ""  # what a trace must hold beside the experts: "guesses" or "token_ids"
 
     def __post_init__(self) -> None:

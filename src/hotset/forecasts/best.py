@@ -220,6 +220,7 @@ class Best(Forecast):
     """The probability of each expert by everything that is known, weighed by how well it has foretold so far."""
 
     name: ClassVar[str] = "best"
+    uses_tokens: ClassVar[bool] = True
     observe: ClassVar[Any] = staticmethod(observe)
     probabilities: ClassVar[Any] = staticmethod(probabilities)
 

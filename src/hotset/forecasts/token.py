@@ -120,6 +120,7 @@ class Token(Forecast):
     observe: ClassVar[Any] = staticmethod(observe)
     probabilities: ClassVar[Any] = staticmethod(probabilities)
     needs: ClassVar[str] = "token_ids"
+    uses_tokens: ClassVar[bool] = True
     slots: int = 8192
 
     def check(self) -> None:

@@ -182,9 +182,9 @@ def make_predictor(
     named = options.prefetch != AUTO
     forecast = parse_forecast(options.prefetch if named else "gate" if routers is not None else "best")
     shape, most = controller.plan.shape, controller.plan.prefetch_rows
-    payoff = PrefetchTrial(shape.layers, auto=not named, most=most)
+    trial = PrefetchTrial(shape.layers, auto=not named, most=most)
     gate, slot_of = None if routers is None else routers.predict, controller.table.slot_of
-    return ForecastPredictor(forecast, shape, gate=gate, payoff=payoff, slot_of=slot_of)
+    return ForecastPredictor(forecast, shape, gate=gate, trial=trial, slot_of=slot_of)
 
 
 def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChunks:

@@ -40,7 +40,7 @@ from hotset.store.plan import PackKey, PackLayer, PackPlan
 from hotset.store.verify import Progress
 from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.file import aligned_buffer
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
 
 AHEAD = 8
 AHEAD_BYTES = 1 << 30

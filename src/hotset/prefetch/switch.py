@@ -38,9 +38,9 @@ class PrefetchTrial:
 
     def most(self, layer: int, number: int) -> int:
         """How many experts of a layer to prefetch in the step of this number."""
-        return 0 if self.goes_without(number) else budget_now(self.state, layer, number)
+        return 0 if self.is_control_step(number) else budget_now(self.state, layer, number)
 
-    def goes_without(self, number: int) -> bool:
+    def is_control_step(self, number: int) -> bool:
         """Whether nothing at all is prefetched in the step of this number."""
         if self._controls is None or self._controls[0] != number:
             self._controls = number, is_control_step_now(self.state, -1, number)
@@ -50,11 +50,11 @@ class PrefetchTrial:
         """Whether prefetch is switched off in the step of this number."""
         return bool(self.state.options[AUTO] and self.state.off_until[-1] > number)
 
-    def note(self, layer: int, number: int, stall_s: float, in_time: int, late: int) -> None:
+    def note_event(self, layer: int, number: int, stall_s: float, in_time: int, late: int) -> None:
         """Take in how an event went: how long it stalled, and what of its prefetched experts came in time or late."""
         note_event_now(self.state, layer, number, stall_s, in_time, late)
 
-    def note_pass(self, number: int, seconds: float) -> None:
+    def note_step(self, number: int, seconds: float) -> None:
         """Take in how long a whole decode step took, prefetch included."""
         self._number, self._controls = number, None  # another decision may come of it
         note_step_now(self.state, number, seconds)

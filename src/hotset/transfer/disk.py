@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from hotset.store.catalog import Bytes
 from hotset.transfer.mover import Fetch
-from hotset.transfer.readers import Load, Rank, Readers
-from hotset.transfer.reads import ReadTransfer
+from hotset.transfer.readers import Rank, Readers
+from hotset.transfer.reads import Load, ReadTransfer
 
 
 class DiskMover:

@@ -8,10 +8,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -22,34 +20,12 @@ from hotset.store.catalog import Bytes
 from hotset.store.digest import digest_of, same_sum
 from hotset.store.layout import PAGE_BYTES
 from hotset.transfer.file import StoreFile, huge_buffer
-from hotset.transfer.reads import ReadTransfer
+from hotset.transfer.reads import Job, Load, ReadTransfer
 from hotset.transfer.spans import CHUNK_BYTES, Span, chunks
 
 MAX_STARTED = 64
 """Transfers that are remembered before those that are over are looked for and forgotten."""
 _HUNG_TIMEOUT_S = 1.0  # for a thread that has not answered before
-
-
-class Load(NamedTuple):
-    """One expert to bring into one row."""
-
-    layer: int
-    expert: int
-    row: int
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A piece of a load that one thread does at a stretch."""
-
-    transfer: ReadTransfer
-    load: Load
-    spans: tuple[Span, ...]
-
-    @property
-    def expert(self) -> int:
-        """The expert that it is a part of."""
-        return self.load.expert
 
 
 class Rank(IntEnum):
@@ -148,7 +124,7 @@ class Readers:
 
     def promote(self, transfer: ReadTransfer) -> None:
         """Say that an event waits now for what was only a prediction, or read in the background."""
-        self._jobs.add(cast("list[Job]", transfer.waiting), Rank.DEMAND)
+        self._jobs.add(transfer.waiting, Rank.DEMAND)
 
     def cancel_and_wait(self) -> None:
         """Cancel all demand and all prefetch, and return once no thread writes to their slots any more."""

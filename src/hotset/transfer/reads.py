@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import NamedTuple
 
 from hotset.errors import HotsetError, StoreError
+from hotset.transfer.spans import Span
 
 CANCEL_TIMEOUT_S = 60.0
 """How long a read may take once it was cancelled; a disk that is slower is taken for dead."""
@@ -24,12 +26,21 @@ _WAIT_S = 1.0  # between looks whether a transfer that is waited for was cancell
 _GONE = object()
 
 
-class Piece(Protocol):
-    """A part of a load that one thread reads at a stretch."""
+class Load(NamedTuple):
+    """One expert to bring into one row."""
 
-    @property
-    def expert(self) -> int:
-        """The expert that it is a part of."""
+    layer: int
+    expert: int
+    row: int
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A piece of a load that one thread does at a stretch."""
+
+    transfer: ReadTransfer
+    load: Load
+    spans: tuple[Span, ...]
 
 
 class ReadTransfer:
@@ -38,7 +49,7 @@ class ReadTransfer:
     def __init__(self) -> None:
         self.completed: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
         self.cancelled = False
-        self._waiting: dict[Piece, None] = {}
+        self._waiting: dict[Job, None] = {}
         self._reading: dict[int, None] = {}  # the threads that are at a piece
         self._ended: SimpleQueue[None] = SimpleQueue()
         self._pieces: dict[int, int] = {}
@@ -47,18 +58,18 @@ class ReadTransfer:
         self._came: list[tuple[int, BaseException | None]] = []
         self._forward_to: ReadTransfer | None = None
 
-    def add(self, pieces: Sequence[Piece]) -> None:
+    def add(self, pieces: Sequence[Job]) -> None:
         """Note all pieces of some experts before they are queued: from here on they are waiting, or cancelled."""
         for piece in pieces:
-            self._pieces[piece.expert] = self._pieces.get(piece.expert, 0) + 1
+            self._pieces[piece.load.expert] = self._pieces.get(piece.load.expert, 0) + 1
         self._waiting.update(dict.fromkeys(pieces))
 
     @property
-    def waiting(self) -> list[Piece]:
+    def waiting(self) -> list[Job]:
         """The pieces that no thread has begun."""
         return list(self._waiting)
 
-    def begin(self, piece: Piece) -> bool:
+    def begin(self, piece: Job) -> bool:
         """Take a piece to read it; false if it was cancelled, or another thread has it."""
         self._reading[threading.get_ident()] = None  # before it stops waiting: at no time it is neither
         if self._waiting.pop(piece, _GONE) is _GONE:

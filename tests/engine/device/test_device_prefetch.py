@@ -21,8 +21,9 @@ from hotset.engine.device import prefetch_kernels as kernels  # noqa: E402
 from hotset.engine.device.gather import Gather, Work  # noqa: E402
 from hotset.engine.device.plan import Outputs, Plan  # noqa: E402
 from hotset.engine.device.prefetch import DevicePrefetch  # noqa: E402
-from hotset.engine.device.prefetch_state import PrefetchState, PrefetchTallies  # noqa: E402
+from hotset.engine.device.prefetch_state import PrefetchState  # noqa: E402
 from hotset.engine.device.table import DeviceTable  # noqa: E402
+from hotset.engine.host.prefetcher import PrefetchCounts  # noqa: E402
 from hotset.forecasts import _learnt, gate  # noqa: E402
 from hotset.forecasts.base import Seen  # noqa: E402
 from hotset.policies import parse  # noqa: E402
@@ -288,7 +289,7 @@ def test_pairs_find_their_bytes(kind: str, begins: str) -> None:
         machine.run(events_of(machine.rng, 1, kind), begins)
     found = machine.ahead.tallies()
     if begins == "before":
-        assert found == PrefetchTallies(0, 0, 0, 0, 0, 0)
+        assert found == PrefetchCounts()
     else:
         assert (found.in_time > 0) == (kind != "wrong")
         assert found.late == 0
@@ -391,7 +392,7 @@ def test_nothing_is_sent_while_switched_off() -> None:
     for _ in range(2):
         machine.run(events_of(machine.rng, 1, "oracle"))
         assert machine.state.length.tolist() == [0] * PARTS
-    assert machine.ahead.tallies() == PrefetchTallies(0, 0, 0, 0, 0, 0)
+    assert machine.ahead.tallies() == PrefetchCounts()
     assert machine.state.own[0, 0, 1:, :, 1].min().item() == 2
     machine.state.max_queued.fill_(PER_PART)
     machine.run(events_of(machine.rng, 1, "oracle"))

@@ -83,7 +83,7 @@ def greedy(model: Any, tokens: int = NEW, ids: Any = IDS, **options: Any) -> lis
 def predictor_for(engine: Engine, *, auto: bool) -> ForecastPredictor:
     payoff = PrefetchTrial(engine.shape.layers, auto=auto, most=engine.controller.plan.prefetch_rows)
     slot_of = engine.controller.table.slot_of
-    return ForecastPredictor(parse_forecast("gate"), engine.shape, payoff=payoff, slot_of=slot_of)
+    return ForecastPredictor(parse_forecast("gate"), engine.shape, trial=payoff, slot_of=slot_of)
 
 
 # What is plain Python.
@@ -190,7 +190,7 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
     engine = model.hotset.engine
     for name, auto, expected in (("best", False, "forecast best"), ("best", True, None), ("gate", False, None)):
         payoff = PrefetchTrial(LAYERS, auto=auto)
-        engine.offload.prefetcher.predictor = ForecastPredictor(parse_forecast(name), engine.shape, payoff=payoff)
+        engine.offload.prefetcher.predictor = ForecastPredictor(parse_forecast(name), engine.shape, trial=payoff)
         reasons = engine.device_decode.unsupported_reasons()
         assert (not reasons) if expected is None else (expected in reasons[0])
     model.hotset.close()
@@ -203,7 +203,7 @@ def test_passes_with_guesses_are_those_that_the_payoff_names(folder: Path) -> No
     assert all(engine.device_decode.prefetches_in(run) for run in runs)  # nobody compares
     engine.offload.prefetcher.predictor = predictor_for(engine, auto=True)
     found = [engine.device_decode.prefetches_in(run) for run in runs]
-    assert found == [not engine.offload.prefetcher.predictor.payoff.goes_without(run.number) for run in runs]
+    assert found == [not engine.offload.prefetcher.predictor.trial.is_control_step(run.number) for run in runs]
     assert sum(found) == 16  # one of every two goes without
     engine.offload.prefetcher.predictor = predictor_for(engine, auto=False)
     assert all(engine.device_decode.prefetches_in(run) for run in runs)
@@ -244,7 +244,7 @@ def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder:
     assert stats["prefetch_hits"] == engine.offload.prefetcher.counts.in_time
     assert stats["prefetch"]["most"] == state.max_queued.tolist()
     assert stats["prefetch"]["decision"] in ("trial", "on", "off")
-    assert predictor.payoff.state.seen.sum() > 0 or not CUDA
+    assert predictor.trial.state.seen.sum() > 0 or not CUDA
     assert stats["driven_by"] == "device"
     assert greedy(model, 2, OTHER) == greedy(stock, 2, OTHER)  # the host takes over, exchanged rows included
     model.hotset.close()
@@ -256,8 +256,8 @@ def test_a_pass_is_timed_by_the_device_and_counted_once(folder: Path) -> None:
     greedy(model)
     model.hotset.reset_stats()
     engine.offload.prefetcher.predictor = noted = SimpleNamespace(passes=[], needs_tokens=False)
-    noted.note_pass = lambda run, seconds: noted.passes.append((run.number, seconds))
-    noted.look = noted.observe = lambda *_: None
+    noted.note_step = lambda run, seconds: noted.passes.append((run.number, seconds))
+    noted.ask_device = noted.observe = lambda *_: None
     engine.device_decode.steps.follower._adjusted = lambda seconds, _: seconds
     greedy(model)
     engine.offload.prefetcher.predictor = None

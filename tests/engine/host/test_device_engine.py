@@ -20,7 +20,7 @@ from hotset.engine.kernels import gpu_kernels  # noqa: E402
 from hotset.engine.preload import BackgroundLoader  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import Readers, ReadTransfer  # noqa: E402
-from hotset.transfer.readers import Load  # noqa: E402
+from hotset.transfer.reads import Load  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)

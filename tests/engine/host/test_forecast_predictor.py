@@ -301,8 +301,8 @@ def sent_after(
     predictor: ForecastPredictor, layer: int, experts: list[int], number: int, room: int = 16, near: Any = ()
 ) -> list[ExpertKey]:
     """Ask as an engine does: the gates first, then, with what they said, the forecast."""
-    event = event_of(experts, predictor.look(layer, torch.zeros(1, 4), decode(number)))
-    return predictor.after(layer, event, decode(number), room, lambda key: key.expert in near)
+    event = event_of(experts, predictor.ask_device(layer, torch.zeros(1, 4), decode(number)))
+    return predictor.choose(layer, event, decode(number), room, lambda key: key.expert in near)
 
 
 def decode(number: int, ids: list[int] | None = None) -> Step:
@@ -332,34 +332,34 @@ def fixed_gate(experts: list[int]) -> Any:
 
 def test_the_pass_that_is_asked_for_is_that_of_the_layer_to_come() -> None:
     payoff = Asked()
-    predictor = predictor_of("previous", payoff=payoff)
+    predictor = predictor_of("previous", trial=payoff)
     for layer in range(LAYERS - 1):
-        predictor.after(layer, event_of([1, 2, 3]), decode(5), 8, lambda _: False)
+        predictor.choose(layer, event_of([1, 2, 3]), decode(5), 8, lambda _: False)
     assert payoff.asked == [(layer + 1, 5) for layer in range(LAYERS - 1)]
 
 
 def test_after_the_last_layer_the_pass_that_is_asked_for_is_the_next() -> None:
     payoff = Asked()
-    predictor_of("previous", payoff=payoff).after(LAYERS - 1, event_of([1, 2]), decode(5), 8, lambda _: False)
+    predictor_of("previous", trial=payoff).choose(LAYERS - 1, event_of([1, 2]), decode(5), 8, lambda _: False)
     assert payoff.asked == [(0, 6)]
 
 
 def test_no_more_is_sent_than_there_is_room_or_than_pays_and_the_best_goes_first() -> None:
     wanted = list(range(10, 26))
-    predictor = predictor_of("gate", gate=fixed_gate(wanted), payoff=PrefetchTrial(LAYERS, auto=False, most=16))
+    predictor = predictor_of("gate", gate=fixed_gate(wanted), trial=PrefetchTrial(LAYERS, auto=False, most=16))
     everyone = sent_after(predictor, 0, [1, 2, 3, 4, 5, 6, 7, 8], 1)
     assert everyone == [ExpertKey(1, expert) for expert in wanted[:4]]  # four to begin with
     assert len(sent_after(predictor, 0, [1], 2, room=2)) == 2
     assert sent_after(predictor, 0, [1], 3, room=0) == []
     assert sent_after(predictor, 0, [1], 4, near=range(13))[0] == ExpertKey(1, 13)
-    predictor.note(1, decode(4), 0.0, 3, 0)
+    predictor.note_event(1, decode(4), 0.0, 3, 0)
     assert len(sent_after(predictor, 0, [1], 5)) == 5
     assert len(sent_after(predictor, 1, [1], 5)) == 4
 
 
 def test_what_is_unlikely_is_not_sent_for() -> None:
     wanted = list(range(10, 26))
-    predictor = predictor_of("gate", gate=fixed_gate(wanted), payoff=PrefetchTrial(LAYERS, auto=False, most=16))
+    predictor = predictor_of("gate", gate=fixed_gate(wanted), trial=PrefetchTrial(LAYERS, auto=False, most=16))
     assert {key.expert for key in sent_after(predictor, 0, [40], 0)} <= set(wanted)
     for number in range(60):  # the routers ahead are always wrong
         used = [26 + number % 38]
@@ -372,7 +372,7 @@ def test_control_passes_go_without() -> None:
     predictor = predictor_of("gate", gate=fixed_gate(list(range(16))))
     sent = [len(sent_after(predictor, 2, [1], number)) > 0 for number in range(2, 34)]
     assert all(sum(sent[at : at + 2]) == 1 for at in range(0, 32, 2))  # in the trial one of two
-    predictor.payoff.state.stage[0] = ON
+    predictor.trial.state.stage[0] = ON
     assert sum(len(sent_after(predictor, 2, [1], number)) > 0 for number in range(48, 64)) == 15
 
 
@@ -380,7 +380,7 @@ def test_experts_with_a_slot_are_not_sent_for() -> None:
     slot_of = np.full((LAYERS, EXPERTS), -1, np.int32)
     slot_of[1, [10, 12]] = [0, 1]
     forced = PrefetchTrial(LAYERS, auto=False, most=16)
-    predictor = predictor_of("gate", gate=fixed_gate(list(range(10, 26))), payoff=forced, slot_of=slot_of)
+    predictor = predictor_of("gate", gate=fixed_gate(list(range(10, 26))), trial=forced, slot_of=slot_of)
     assert [key.expert for key in sent_after(predictor, 0, [1], 1)] == [11, 13, 14, 15]
 
 
@@ -388,12 +388,12 @@ def test_nothing_is_asked_or_learnt_while_guessing_is_switched_off() -> None:
     asked: list[int] = []
     predictor = predictor_of("previous", gate=lambda *_: asked.append(1))
     for number in range(1, 200):
-        predictor.note_pass(decode(number), 1e-3 + 1e-4 * (predictor.payoff.most(0, number) > 0))
-    assert predictor.payoff.decision == "off"
-    assert "costs 0.100 of 1.000 ms per step" in predictor.payoff.reason
+        predictor.note_step(decode(number), 1e-3 + 1e-4 * (predictor.trial.most(0, number) > 0))
+    assert predictor.trial.decision == "off"
+    assert "costs 0.100 of 1.000 ms per step" in predictor.trial.reason
     before = [np.copy(part) for part in predictor.state if isinstance(part, np.ndarray)]
-    assert predictor.look(3, torch.zeros(1, 4), decode(201)) is None
-    assert predictor.after(3, event_of([1, 2]), decode(201), 8, lambda _: False) == []
+    assert predictor.ask_device(3, torch.zeros(1, 4), decode(201)) is None
+    assert predictor.choose(3, event_of([1, 2]), decode(201), 8, lambda _: False) == []
     assert asked == []
     after = [part for part in predictor.state if isinstance(part, np.ndarray)]
     assert len(before) > 0
@@ -437,8 +437,8 @@ def test_prompts_are_learnt_from() -> None:
 def test_stats_say_what_was_decided() -> None:
     payoff = PrefetchTrial(2, most=3)
     with_guesses, without = sorted((6, 7), key=lambda number: payoff.most(1, number) == 0)
-    payoff.note(1, with_guesses, 2e-3, 0, 1)
-    payoff.note(1, without, 1e-3, 0, 0)
+    payoff.note_event(1, with_guesses, 2e-3, 0, 1)
+    payoff.note_event(1, without, 1e-3, 0, 0)
     found = SimpleNamespace(**payoff.as_dict())
     assert (found.decision, "0 of at least 8 comparisons" in found.reason) == ("trial", True)
     assert (found.auto, found.most, found.layers_switched_off) == (True, [3, 2], [])

@@ -23,7 +23,7 @@ from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
 from hotset.engine.arena import poison  # noqa: E402
 from hotset.engine.batch import ExpertBatch  # noqa: E402
 from hotset.engine.build import cpu_engine  # noqa: E402
-from hotset.engine.host.predictor import IsNear  # noqa: E402
+from hotset.engine.host.prefetcher import IsNear  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.models.budget import shape_of  # noqa: E402
 from hotset.models.connect import connect_engine  # noqa: E402
@@ -91,20 +91,20 @@ class Said:
         self.rule, self.trace = rule, trace
         self.random = np.random.default_rng(1)
 
-    def after(self, layer: int, _: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def choose(self, layer: int, _: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         keys = [ExpertKey(*key) for key in getattr(self, self.rule)(layer, run)]
         return [key for key in keys if not is_near(key)][:room]
 
     def observe(self, *_: Any) -> None:
         """Nothing to learn."""
 
-    def look(self, *_: Any) -> None:
+    def ask_device(self, *_: Any) -> None:
         return None
 
-    def note_pass(self, *_: Any) -> None:
+    def note_step(self, *_: Any) -> None:
         return None
 
-    def note(self, *_: Any) -> None:
+    def note_event(self, *_: Any) -> None:
         return None
 
     def oracle(self, layer: int, run: Step) -> list[tuple[int, int]]:
@@ -188,9 +188,9 @@ def test_guesses_are_for_decode_alone(truth: Any) -> None:
     phases = []
 
     class Watching(Said):
-        def after(self, layer: int, event: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+        def choose(self, layer: int, event: ExpertBatch, run: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
             phases.append(run.phase)
-            return super().after(layer, event, run, room, is_near)
+            return super().choose(layer, event, run, room, is_near)
 
     model = load("cpu", Scope.LAYER, 4, Watching("oracle", trace))
     greedy(model, 3)

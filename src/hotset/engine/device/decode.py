@@ -61,7 +61,7 @@ class DeviceDecode:
     def unsupported_reasons(self) -> list[str]:
         """What keeps this engine from being driven by the device, in words."""
         controller, forecast = self.cache.controller, self._forecast
-        named = forecast is not None and not forecast.payoff.state.options[0]  # else ours to choose
+        named = forecast is not None and not forecast.trial.state.options[0]  # else ours to choose
         return DeviceSupport.check(
             controller.policy,
             controller.plan.scope,
@@ -88,7 +88,7 @@ class DeviceDecode:
         """Whether the device prefetches in a step: `auto` compares steps that do and steps that do not."""
         if not self.steps.can_prefetch or self._forecast is None:
             return self.steps.can_prefetch
-        return not self._forecast.payoff.goes_without(step.number)
+        return not self._forecast.trial.is_control_step(step.number)
 
     # What the device serves.
 
@@ -140,7 +140,7 @@ class DeviceDecode:
         state = None if self.steps.state is None or self._guard.is_broken else self.steps.state.prefetch
         if state is not None and self._forecast is not None:
             with self.steps.faults_told():
-                self._forecast.payoff.state.budget[:-1] = state.max_queued.cpu().numpy()
+                self._forecast.trial.state.budget[:-1] = state.max_queued.cpu().numpy()
 
     def close(self) -> None:
         """Follow what is left, and give the memory back."""

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from hotset.cache.controller import Controller
 from hotset.engine.device.log import Rows, StepLog
-from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.device.variant import Variant
 from hotset.engine.host.forecasting import ForecastPredictor
-from hotset.engine.host.prefetcher import Prefetcher
+from hotset.engine.host.prefetcher import PrefetchCounts, Prefetcher
 from hotset.engine.host.streams import Streams
 from hotset.engine.stats import EngineStats
 from hotset.engine.step import Step
@@ -54,7 +53,7 @@ class Follower:
         self._controller, self._stats, self._catalog = controller, stats, catalog
         self._prefetcher, self._streams = prefetcher, streams
         self._pending: deque[PendingStep] = deque()
-        self._tallied = PrefetchTallies(0, 0, 0, 0, 0, 0)
+        self._tallied = PrefetchCounts()
         self._adjusted = MissAdjustedTimes()
 
     def add(self, pending: PendingStep) -> None:
@@ -73,7 +72,7 @@ class Follower:
 
     def restart(self) -> None:
         """Begin anew with a state on the device that has counted nothing yet."""
-        self._tallied = PrefetchTallies(0, 0, 0, 0, 0, 0)
+        self._tallied = PrefetchCounts()
 
     def _follow(self, pending: PendingStep) -> None:
         log, step, missed, stalled_s = pending.log, pending.step, 0, pending.log.stalled_s()
@@ -109,7 +108,7 @@ class Follower:
         """
         predictor, step = prefetcher.predictor, pending.step
         decided_anew = isinstance(predictor, ForecastPredictor) and (
-            pending.variant.prefetch == predictor.payoff.goes_without(step.number)
+            pending.variant.prefetch == predictor.trial.is_control_step(step.number)
         )
         if decided_anew:
             return
@@ -117,12 +116,10 @@ class Follower:
         if adjusted is not None:
             prefetcher.note_step(step, adjusted)
 
-    def _count_prefetches(self, now: PrefetchTallies) -> None:
+    def _count_prefetches(self, now: PrefetchCounts) -> None:
         """Add what came of prefetches since the last time."""
         if self._prefetcher is not None:
-            counts = self._prefetcher.counts
-            for name, after, before in zip(now._fields, now, self._tallied, strict=True):
-                setattr(counts, name, getattr(counts, name) + after - before)
+            self._prefetcher.counts.add(now, self._tallied)
         self._tallied = now
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from hotset.engine.device.plan import Outputs
-from hotset.engine.device.prefetch_state import PrefetchTallies
 from hotset.engine.device.variant import Variant, lookahead_key
+from hotset.engine.host.prefetcher import PrefetchCounts
 
 Tensor = torch.Tensor
 Rows = npt.NDArray[np.int16]
@@ -52,7 +53,7 @@ class StepLog:
         # When each layer had computed what was there, and when the rest had come; the host may read a newer step.
         self.stamps = torch.zeros((self._layers, 2), dtype=torch.int64, device=device)
         self._read_stamps = torch.zeros((self._layers, 2), dtype=torch.int64, pin_memory=self._on_gpu)
-        self._deltas = torch.zeros(len(PrefetchTallies._fields), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._deltas = torch.zeros(len(fields(PrefetchCounts)), dtype=torch.int64, pin_memory=self._on_gpu)
         self._log = torch.empty_like(out.log, device="cpu", pin_memory=self._on_gpu)
         self._launched = 0
 
@@ -123,6 +124,6 @@ class StepLog:
         """The weights of one layer in a step that is over, and what the routers ahead named."""
         return self._records[lookahead_key(variant.lookahead)].at(number % RING, layer)
 
-    def tallies(self) -> PrefetchTallies:
+    def tallies(self) -> PrefetchCounts:
         """What had come of prefetches by the end of the last step that is over, or a little later."""
-        return PrefetchTallies(*self._deltas.tolist())
+        return PrefetchCounts(*self._deltas.tolist())

@@ -18,7 +18,8 @@ import triton
 from hotset.engine.device.gather import Gather, Prefetched
 from hotset.engine.device.plan import Outputs
 from hotset.engine.device.prefetch_kernels import claim, pick, send
-from hotset.engine.device.prefetch_state import PrefetchState, PrefetchTallies
+from hotset.engine.device.prefetch_state import PrefetchState
+from hotset.engine.host.prefetcher import PrefetchCounts
 
 Tensor = torch.Tensor
 
@@ -99,9 +100,9 @@ class DevicePrefetch:
                 self.gather.slot_words, count=count, **self._copied, num_warps=self.gather.prefetch.warps,
             )  # fmt: skip
 
-    def tallies(self) -> PrefetchTallies:
+    def tallies(self) -> PrefetchCounts:
         """What came of prefetches so far; waits for the device."""
-        return PrefetchTallies(*self.state.tallies.tolist())
+        return PrefetchCounts(*self.state.tallies.tolist())
 
 
 def _lanes(count: int) -> int:

@@ -80,14 +80,3 @@ class PrefetchState(NamedTuple):
         """Forget what is queued, but not what was learnt; rows stay where they are, and events go on being numbered."""
         for tensor in (self.target, self.ranked_for):
             tensor.fill_(-1)
-
-
-class PrefetchTallies(NamedTuple):
-    """What came of prefetches, in experts and in the bytes that were copied before they were asked for."""
-
-    in_time: int
-    late: int
-    wasted: int
-    in_time_bytes: int
-    late_bytes: int
-    wasted_bytes: int

@@ -16,7 +16,7 @@ from hotset.shape import ExpertKey
 from hotset.store.catalog import Bytes
 from hotset.trace import Phase
 from hotset.transfer.mover import Fetch
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
 
 SPLIT_BYTES = 24 << 20
 """Where less is missing, the copy takes no longer than the launch of a computation of its own for the residents."""

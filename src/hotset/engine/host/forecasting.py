@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from hotset.engine.batch import ExpertBatch
-from hotset.engine.host.predictor import IsNear
+from hotset.engine.host.prefetcher import IsNear
 from hotset.engine.step import Step
 from hotset.forecasts import Forecast, Seen
 from hotset.forecasts._kernel import steps_of
@@ -32,11 +32,11 @@ class ForecastPredictor:
         *,
         gate: Gate | None = None,
         distances: int = 1,
-        payoff: PrefetchTrial | None = None,
+        trial: PrefetchTrial | None = None,
         slot_of: npt.NDArray[Any] | None = None,
     ) -> None:
         self.forecast, self.shape, self.gate, self.distances = forecast, shape, gate, distances
-        self.payoff = payoff or PrefetchTrial(shape.layers)
+        self.trial = trial or PrefetchTrial(shape.layers)
         self.state = forecast.start(shape)
         self._steps = steps_of(type(forecast))
         self._slot_of = np.full((shape.layers, shape.experts), -1, np.int32) if slot_of is None else slot_of
@@ -47,37 +47,37 @@ class ForecastPredictor:
     @property
     def needs_tokens(self) -> bool:
         """Whether the forecast goes by the tokens of a step."""
-        return self.forecast.name in ("token", "best")
+        return self.forecast.uses_tokens
 
-    def after(self, layer: int, event: ExpertBatch, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def choose(self, layer: int, event: ExpertBatch, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
         """The likeliest experts of the next layers that are not near, best first, as far as sending for them pays."""
-        if self.payoff.is_off(step.number):
+        if self.trial.is_off(step.number):
             return []  # not even learning is free
         seen = self._seen(layer, event, step)
         self._steps.observe(self.state, *seen)
         wanted: list[tuple[float, ExpertKey]] = []
         for distance in range(1, self.distances + 1):
             target = (layer + distance) % self.shape.layers
-            most = min(room, self.payoff.most(target, step.number + (layer + distance) // self.shape.layers))
+            most = min(room, self.trial.most(target, step.number + (layer + distance) // self.shape.layers))
             if most:
                 wanted += self._likeliest(seen, target, distance, most, is_near)
         if self.distances > 1:
             wanted.sort(key=lambda pair: -pair[0])
         return [key for _, key in wanted[:room]]
 
-    def look(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:
+    def ask_device(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:
         """What the gates ahead say of this layer's input, as numbers on its device."""
-        if self.gate is None or self.payoff.goes_without(step.number):
+        if self.gate is None or self.trial.is_control_step(step.number):
             return None
         return self.gate(layer, hidden, self.distances, 2 * self.shape.top_k)
 
-    def note_pass(self, step: Step, seconds: float) -> None:
+    def note_step(self, step: Step, seconds: float) -> None:
         """Learn how long a whole pass took."""
-        self.payoff.note_pass(step.number, seconds)
+        self.trial.note_step(step.number, seconds)
 
-    def note(self, layer: int, step: Step, stall_s: float, in_time: int, late: int) -> None:
+    def note_event(self, layer: int, step: Step, stall_s: float, in_time: int, late: int) -> None:
         """Learn how an event went."""
-        self.payoff.note(layer, step.number, stall_s, in_time, late)
+        self.trial.note_event(layer, step.number, stall_s, in_time, late)
 
     def observe(self, layer: int, event: ExpertBatch, step: Step) -> None:
         """Learn from an event after which nothing is prefetched, as in a prompt."""
@@ -132,7 +132,7 @@ def forecast_stats(predictor: ForecastPredictor, counts: Any) -> dict[str, Any]:
         "late_bytes": counts.late_bytes,
         "wasted_bytes": counts.wasted_bytes,
         "budget_bytes": [
-            most * (predictor.shape.expert_bytes or 0) for most in predictor.payoff.state.budget[:-1].tolist()
+            most * (predictor.shape.expert_bytes or 0) for most in predictor.trial.state.budget[:-1].tolist()
         ],
-        **predictor.payoff.as_dict(),
+        **predictor.trial.as_dict(),
     }

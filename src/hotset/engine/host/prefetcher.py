@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from hotset.engine.batch import ExpertBatch
-from hotset.engine.host.predictor import Predictor
 from hotset.engine.slots import Placement, SlotCache
 from hotset.engine.step import Step
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
 from hotset.transfer.mover import Prefetching
-from hotset.transfer.readers import Load
+from hotset.transfer.reads import Load
+
+IsNear = Callable[[ExpertKey], bool]
+"""Whether an expert need not be prefetched: it is here, or on its way."""
 
 
 @dataclass(slots=True)
@@ -41,10 +43,10 @@ class PrefetchCounts:
     late_bytes: int = 0
     wasted_bytes: int = 0
 
-    @property
-    def total_bytes(self) -> int:
-        """All that was fetched on a prediction."""
-        return self.in_time_bytes + self.late_bytes + self.wasted_bytes
+    def add(self, now: PrefetchCounts, before: PrefetchCounts) -> None:
+        """Add what others have counted since an earlier time."""
+        for name in vars(now):
+            setattr(self, name, getattr(self, name) + getattr(now, name) - getattr(before, name))
 
 
 class PrefetchSource(Protocol):
@@ -64,6 +66,29 @@ class PrefetchSource(Protocol):
 
     def failed(self, transfer: Any, expert: int) -> bool:
         """Whether a transfer met a fault: it is fetched again on demand, which says so if it meets it, too."""
+
+
+class Predictor(Protocol):
+    """Decides which experts to prefetch: asked once per layer of a decode step, before its experts compute."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it wants to know which tokens a step computes."""
+
+    def choose(self, layer: int, event: ExpertBatch, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+        """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
+
+    def observe(self, layer: int, event: ExpertBatch, step: Step) -> None:
+        """Learn from an event after which nothing is prefetched, as in a prompt."""
+
+    def ask_device(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:
+        """What the device has to say before the routing is known to the host: it comes along with that."""
+
+    def note_step(self, step: Step, seconds: float) -> None:
+        """Learn how long a whole step took."""
+
+    def note_event(self, layer: int, step: Step, stall_s: float, in_time: int, late: int) -> None:
+        """Learn how an event went: how long it stalled, and how many predictions for it came in time or late."""
 
 
 class Prefetcher:
@@ -94,7 +119,7 @@ class Prefetcher:
         """What the predictor wants to know of a layer's input, on its device, in decode."""
         if self.predictor is None or step.phase != Phase.DECODE:
             return None
-        return self.predictor.look(layer, hidden, step)
+        return self.predictor.ask_device(layer, hidden, step)
 
     def claim(self, placement: Placement) -> dict[int, Prefetched]:
         """What was prefetched for an event and is needed: its row becomes that of its slot. The rest is cancelled."""
@@ -126,7 +151,7 @@ class Prefetcher:
             if not one.has_slot:
                 self._cache.return_row(one.row)
         if self.predictor is not None and step.phase == Phase.DECODE:
-            self.predictor.note(layer, step, stalled_s, len(claimed) - late, late)
+            self.predictor.note_event(layer, step, stalled_s, len(claimed) - late, late)
 
     def issue(self, step: Step, layer: int, batch: ExpertBatch) -> None:
         """Start transfers for what the next layers will probably ask for; of prompts it only learns."""
@@ -135,7 +160,7 @@ class Prefetcher:
         if step.phase != Phase.DECODE:
             self.predictor.observe(layer, batch, step)
             return
-        keys = self.predictor.after(layer, batch, step, self.room, self._is_near)
+        keys = self.predictor.choose(layer, batch, step, self.room, self._is_near)
         if keys:
             self.start(keys)
 
@@ -158,7 +183,7 @@ class Prefetcher:
     def note_step(self, step: Step, seconds: float) -> None:
         """Tell the predictor how long a decode step took."""
         if self.predictor is not None and step.phase == Phase.DECODE:
-            self.predictor.note_pass(step, seconds)
+            self.predictor.note_step(step, seconds)
 
     @property
     def room(self) -> int:
