@@ -144,6 +144,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_uint32(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
     else:
         writer.add_string(key, str(value))
 

@@ -183,3 +183,139 @@ def test_plain_experts_are_made_small(plain: Path, tmp_path: Path) -> None:
     file = gguf_models.from_folder(plain, tmp_path / "a.gguf", gguf_models.matrices_as("F16", "F16"))
     pack(f"{tmp_path}:a.gguf", tmp_path / "packed", experts="int8")
     torch.testing.assert_close(run(tmp_path / "packed", dtype="auto"), run(file, dtype="auto"), rtol=0.1, atol=0.1)
+
+
+GPT_OSS = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.sinks": "attn_sinks.weight", "mlp.router": "ffn_gate_inp",
+}  # fmt: skip
+
+
+def gpt_oss_tensors(model: Any) -> dict[str, Any]:
+    """As llama.cpp's converter has them: gates and ups apart, and matrices by rows of outputs."""
+    found = {}
+    for name, tensor in model.state_dict().items():
+        for theirs, ours in GPT_OSS.items():
+            name = name.replace(theirs, ours)
+        block = name.partition(".mlp")[0]
+        if name.endswith("gate_up_proj"):
+            found[f"{block}.ffn_gate_exps.weight"] = tensor[..., 0::2].transpose(1, 2).contiguous()
+            found[f"{block}.ffn_up_exps.weight"] = tensor[..., 1::2].transpose(1, 2).contiguous()
+        elif name.endswith("gate_up_proj_bias"):
+            found[f"{block}.ffn_gate_exps.bias"] = tensor[..., 0::2].contiguous()
+            found[f"{block}.ffn_up_exps.bias"] = tensor[..., 1::2].contiguous()
+        elif name.endswith("down_proj"):
+            found[f"{block}.ffn_down_exps.weight"] = tensor.transpose(1, 2).contiguous()
+        else:
+            found[name.replace(f"{block}.mlp.experts.down_proj_bias", f"{block}.ffn_down_exps.bias")] = tensor
+    return found
+
+
+@pytest.mark.parametrize("kind", ["F32", "MXFP4", "Q8_0"])
+def test_gpt_oss(kind: str, tmp_path: Path) -> None:
+    """Its experts, which transformers leaves random, and its rotations, sinks and windows."""
+    import gguf
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(
+        "gpt_oss", vocab_size=8192, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=4,
+        max_position_embeddings=512, initializer_range=0.1, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("sinks", "bias")):
+            torch.nn.init.normal_(parameter, std=0.5)
+    tensors = gpt_oss_tensors(model)
+    keys = {
+        "block_count": 2, "context_length": 512, "embedding_length": 64, "feed_forward_length": 96,
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 32,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps, "attention.sliding_window": 4, "expert_count": 4,
+        "expert_used_count": 2, "expert_feed_forward_length": 96, "rope.freq_base": 150000.0,
+        "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096,
+    }  # fmt: skip
+    keys = {f"gpt-oss.{key}": value for key, value in keys.items()}
+
+    def choose(name: str) -> str:
+        return kind if name.endswith("exps.weight") else "F32"
+
+    tokenizer = Path(reference.path())
+    file = gguf_models.write(
+        tmp_path / "a.gguf", tensors, keys, choose, architecture="gpt-oss", tokenizer=tokenizer
+    )  # fmt: skip
+    found = run(file)
+    if kind == "F32":
+        torch.testing.assert_close(found, logits(model), rtol=1e-4, atol=1e-4)
+        return
+    torch.testing.assert_close(found, run(file, experts="dense"), rtol=1e-4, atol=1e-4)
+    for number, (name, tensor) in enumerate(tensors.items()):
+        if choose(name) != "F32":
+            blocks = gguf_models.quantised(tensor, kind, number)
+            tensors[name] = torch.from_numpy(gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind]))
+    plain = gguf_models.write(
+        tmp_path / "b.gguf", tensors, keys, lambda _: "F32", architecture="gpt-oss", tokenizer=tokenizer
+    )  # fmt: skip
+    torch.testing.assert_close(found, run(plain), rtol=1e-4, atol=1e-4)
+
+
+QWEN35 = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+    "linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias", "mlp.gate.": "ffn_gate_inp.",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+}  # fmt: skip
+
+
+def test_qwen35_by_the_rules_of_transformers(tmp_path: Path) -> None:
+    """Its newer loader: some numbers are stored otherwise than they are used."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from hotset.models.gguf_names import architectures
+
+    if "qwen35moe" not in architectures():
+        pytest.skip("the installed transformers does not map it")
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(
+        "qwen3_5_moe_text", vocab_size=8192, hidden_size=64, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        shared_expert_intermediate_size=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+        linear_value_head_dim=16, initializer_range=0.1,
+    )  # fmt: skip
+    tensors = {}
+    for name, tensor in AutoModelForCausalLM.from_config(config).float().state_dict().items():
+        for theirs, ours in QWEN35.items():
+            name = name.replace(theirs, ours)
+        if name.endswith("ssm_a"):
+            tensor = -tensor.exp()
+        if name.endswith("norm.weight") and "ssm" not in name:
+            tensor = tensor + 1
+        if name.endswith("experts.gate_up_proj"):
+            block = name.partition(".mlp")[0]
+            tensors[f"{block}.ffn_gate_exps.weight"], tensors[f"{block}.ffn_up_exps.weight"] = tensor.chunk(2, dim=1)
+        else:
+            tensors[name] = tensor.squeeze() if "conv1d" in name or "inp_shexp" in name else tensor
+    keys = {
+        "block_count": 4, "context_length": 512, "embedding_length": 64, "attention.head_count": 2,
+        "attention.head_count_kv": 1, "attention.key_length": 32, "attention.layer_norm_rms_epsilon": 1e-6,
+        "full_attention_interval": 4, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2,
+        "ssm.time_step_rank": 4, "ssm.inner_size": 64, "rope.freq_base": 1e7, "rope.dimension_sections": [2, 1, 1, 0],
+        "rope.dimension_count": 8, "expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32,
+        "expert_shared_feed_forward_length": 32,
+    }  # fmt: skip
+    keys = {f"qwen35moe.{key}": value for key, value in keys.items()}
+    file = gguf_models.write(
+        tmp_path / "a.gguf", tensors, keys, lambda name: "Q8_0" if name.endswith("exps.weight") else "F32",
+        architecture="qwen35moe", tokenizer=Path(reference.path()),
+    )  # fmt: skip
+    found = run(file)
+    assert found.abs().max() > 0.1
+    torch.testing.assert_close(found, stock(file), rtol=1e-4, atol=1e-4)

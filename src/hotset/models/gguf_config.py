@@ -20,6 +20,7 @@ from hotset.store.gguf import PLAIN, GgufHeader, read_list
 from hotset.text import one_line
 
 _TOKENS = "tokenizer.ggml.tokens"
+_WINDOW = "sliding_window"
 
 
 class Fields:
@@ -30,7 +31,11 @@ class Fields:
 
     def __init__(self, header: GgufHeader, *, lists: bool) -> None:
         self.tensors = [SimpleNamespace(name=name) for name in header.tensors]
-        self.fields = {key: Field.of(value) for key, value in header.keys.items() if key not in header.lists}
+        self.fields = {
+            key: Field.of(value)
+            for key, value in header.keys.items()
+            if key not in header.lists and ".rope.scaling." not in key  # which `_rotations` reads
+        }
         if lists:
             self.fields |= {key: Field.of(read_list(header.files[0], place)) for key, place in header.lists.items()}
         elif _TOKENS in header.lists:
@@ -113,6 +118,8 @@ def _corrections(header: GgufHeader, config: Any) -> Iterator[tuple[str, Any]]:
         yield "vocab_size", embedding.shape[0]
     if (head := header.keys.get(f"{header.architecture}.attention.key_length")) is not None:
         yield "head_dim", head
+    if (window := header.keys.get(f"{header.architecture}.attention.sliding_window")) and hasattr(config, _WINDOW):
+        yield _WINDOW, window
     experts = _rows(header, "ffn_down_exps.weight", -1)
     if experts is not None:
         yield "moe_intermediate_size" if hasattr(config, "moe_intermediate_size") else "intermediate_size", experts

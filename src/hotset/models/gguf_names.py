@@ -49,9 +49,39 @@ def _rules(renamed: dict[str, str]) -> list[Any]:
     return [*(WeightRenaming(pattern, name) for pattern, name in renamed.items()), gate_and_up]
 
 
+def _gpt_oss() -> list[Any]:
+    from transformers.core_model_loading import Transpose, WeightConverter, WeightRenaming
+
+    from hotset.models.gguf_operations import Interleave
+
+    kept = {pattern: name for pattern, name in _DECODER.items() if "_exps" not in pattern}
+    renamed = kept | {
+        r"\.ffn_gate_inp\.": ".mlp.router.",
+        r"\.post_attention_norm\.": ".post_attention_layernorm.",
+        r"\.attn_post_norm\.": ".post_attention_layernorm.",
+        r"\.attn_sinks\.weight": ".self_attn.sinks",
+        r"\.ffn_down_exps\.bias": ".mlp.experts.down_proj_bias",
+    }
+    pairs = [
+        WeightConverter(
+            source_patterns=[rf"\.ffn_gate_exps\.{leaf}", rf"\.ffn_up_exps\.{leaf}"],
+            target_patterns=f".mlp.experts.gate_up_proj{ending}",
+            operations=[Interleave()],
+        )
+        for leaf, ending in (("weight", ""), ("bias", "_bias"))
+    ]
+    down = WeightConverter(
+        source_patterns=r"\.ffn_down_exps\.weight",
+        target_patterns=".mlp.experts.down_proj",
+        operations=[Transpose(1, 2)],
+    )
+    return [*(WeightRenaming(pattern, name) for pattern, name in renamed.items()), *pairs, down]
+
+
 _OWN: dict[str, Callable[[], list[Any]]] = {
     "qwen2moe": lambda: _rules(_DECODER | _SHARED),
     "qwen3moe": lambda: _rules(_DECODER),
+    "gpt-oss": _gpt_oss,
     "minimax-m2": lambda: _rules(_DECODER | _CORRECTION),
 }
 

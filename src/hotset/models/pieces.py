@@ -51,6 +51,7 @@ class Trials:
         self.model, self.sources = model, sources
         self._dtypes: dict[Any, str] = {}
         self._starts: dict[Any, list[int] | None] = {}
+        self._orders: dict[Any, torch.Tensor | None] = {}
 
     def dtype(self, piece: Piece) -> str:
         """The type that a piece gets: its parameter's, or what dequantisation makes of it.
@@ -75,6 +76,14 @@ class Trials:
         if key not in self._starts:
             self._starts[key] = self._probe(piece, source)
         return self._starts[key]
+
+    def row_order(self, piece: Piece) -> torch.Tensor | None:
+        """Which rows of the stored matrices, end to end, become which outputs; None if rows do not stay whole."""
+        source = self.sources[piece.row_range.parameter]
+        key = self._key(piece)
+        if key not in self._orders:
+            self._orders[key] = _row_order(self._numbered(piece, source), piece.flat()[0].shape[-1])
+        return self._orders[key]
 
     def _key(self, piece: Piece) -> tuple[Any, ...]:
         name = piece.row_range.parameter
@@ -102,6 +111,11 @@ class Trials:
         return result
 
     def _probe(self, piece: Piece, source: ParameterSource) -> list[int] | None:
+        result = self._numbered(piece, source)
+        return None if result is None else _runs(result.reshape(-1), [math.prod(t.shape) for t in piece.flat()])
+
+    def _numbered(self, piece: Piece, source: ParameterSource) -> torch.Tensor | None:
+        """What becomes of numbers in the place of a piece's elements; None if the conversion computes."""
         numbered: dict[str, list[torch.Tensor]] = {}
         end = 0
         for pattern, tensors in piece.stored.items():
@@ -111,10 +125,9 @@ class Trials:
                 numbered[pattern].append(torch.arange(end, end + size, dtype=torch.int32).view(tensor.shape))
                 end += size
         try:
-            result = source.convert(piece.row_range.parameter, numbered, self.model).reshape(-1)
+            return source.convert(piece.row_range.parameter, numbered, self.model)
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
-            return None  # a conversion that computes, not a rearrangement
-        return _runs(result, [math.prod(t.shape) for t in piece.flat()])
+            return None  # not a rearrangement
 
 
 def check_shape(tensor: StoredTensor, shape: tuple[int, ...], name: str) -> None:
@@ -158,6 +171,18 @@ def _runs(result: torch.Tensor, sizes: list[int]) -> list[int] | None:
         starts.append(start)
         base += size
     return starts
+
+
+def _row_order(numbered: torch.Tensor | None, inputs: int) -> torch.Tensor | None:
+    """The order of whole rows in one expert's matrix of numbered elements, which may be transposed."""
+    if numbered is None or numbered.dim() != 3 or len(numbered) != 1 or numbered.numel() % inputs:
+        return None
+    for matrix in (numbered[0], numbered[0].T):
+        rows = matrix[:, 0] // inputs
+        whole = torch.arange(inputs, dtype=matrix.dtype) + rows[:, None] * inputs
+        if torch.equal(matrix, whole) and torch.equal(rows.sort().values, torch.arange(len(rows), dtype=rows.dtype)):
+            return rows.long()
+    return None
 
 
 def _zeros(tensor: StoredTensor) -> torch.Tensor:

@@ -99,6 +99,8 @@ class EncodedTarget(Target):
     def is_direct(self, pieces: Sequence[Piece]) -> bool:
         """Whether the format is the one stored, and the matrices of all pieces are one if they follow each other."""
         stacked = stacked_tensors(pieces, self.trials)
+        if row_order(pieces, self.trials) is not None:
+            return False
         same = all(self.weight.format.holds(tensor.format) for tensor in stacked)
         return same and self.weight.format.stacks([tensor.shape[-2] for tensor in stacked], self.weight.inputs)
 
@@ -112,8 +114,15 @@ class EncodedTarget(Target):
 
     def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
         """Have the format take in all matrices."""
-        taken = taken_parts(pieces, self.trials, raw)
-        self.weight.format.fill(taken, _views(self.weight.parts, slot))
+        taken, views = taken_parts(pieces, self.trials, raw), _views(self.weight.parts, slot)
+        order = row_order(pieces, self.trials)
+        if order is None:
+            self.weight.format.fill(taken, views)
+            return
+        stacked = [torch.empty_like(view) for view in views]
+        self.weight.format.fill(taken, stacked)
+        for view, part in zip(views, stacked, strict=True):
+            torch.index_select(part, 0, order, out=view)
 
 
 class ExpandedTarget(Target):
@@ -134,11 +143,15 @@ class ExpandedTarget(Target):
         """Have each matrix decoded by its own format."""
         (whole,) = _views([self.part], slot)
         rows = whole.T if self.transposed else whole
+        order = row_order(pieces, self.trials)
+        stacked = rows if order is None else torch.empty_like(rows)
         first = 0
         for stored, parts in taken_parts(pieces, self.trials, raw):
             last = first + stored.shape(parts)[0]
-            stored.decode(parts, rows[first:last])
+            stored.decode(parts, stacked[first:last])
             first = last
+        if order is not None:
+            rows.copy_(stacked[order])
 
 
 class MadeTarget(Target):
@@ -191,6 +204,8 @@ def stacked_tensors(pieces: Sequence[Piece], trials: Trials) -> list[EncodedTens
     found: list[EncodedTensor] = []
     for piece in pieces:
         starts, tensors = trials.starts(piece), [t for t in piece.flat() if isinstance(t, EncodedTensor)]
+        if starts is None and len(pieces) == 1 and trials.row_order(piece) is not None:
+            return tensors
         if starts is None or len(starts) != len(tensors):
             raise ModelError(
                 f"{piece.flat()[0].name} is in a weight format, and {piece.row_range.parameter} is made of it by more "
@@ -198,6 +213,14 @@ def stacked_tensors(pieces: Sequence[Piece], trials: Trials) -> list[EncodedTens
             )
         found += [tensors[i] for i in sorted(range(len(tensors)), key=starts.__getitem__)]
     return found
+
+
+def row_order(pieces: Sequence[Piece], trials: Trials) -> torch.Tensor | None:
+    """Which rows of the stacked matrices are which outputs; None if all are where they are."""
+    if len(pieces) != 1 or trials.starts(pieces[0]) is not None:
+        return None
+    order = trials.row_order(pieces[0])
+    return None if order is None or torch.equal(order, torch.arange(len(order))) else order
 
 
 def encoded_as(experts: Sequence[Sequence[Piece]]) -> list[WeightFormat]:
