@@ -122,10 +122,16 @@ def reading_bytes(catalog: Catalog, threads: int) -> int:
     return (threads or default_threads()) * max(decoded, default=0)
 
 
-def decoding_bytes(catalog: Catalog) -> int:
-    """What a matrix takes that is decoded for its product, where experts are packed: there is one at a time."""
-    packed = [matrix for layer in catalog.layers for matrix in layer.layout.matrices]
-    return max((m.outputs * m.inputs * ITEM_BYTES[parse_format(m.format).dtype] for m in packed), default=0)
+def decoding_bytes(catalog: Catalog, device: torch.device) -> int:
+    """What matrices take that are decoded for their products, where experts are packed.
+
+    On a CPU there is one at a time, on a GPU as many as there is room for.
+    """
+    packed = {(m, len(layer.experts)) for layer in catalog.layers for m in layer.layout.matrices}
+    sizes = {(m.outputs * m.inputs * ITEM_BYTES[parse_format(m.format).dtype], experts) for m, experts in packed}
+    if device.type == "cpu":
+        return max((size for size, _ in sizes), default=0)
+    return max((max(size, min(size * experts, grouped.DECODED_BYTES)) for size, experts in sizes), default=0)
 
 
 def chunk_bytes(device: torch.device) -> int:

@@ -198,7 +198,9 @@ class DecodeGraphs:
         """The graph for a call; None if there cannot be one."""
         decode = self.decode
         recording = decode.stats.recorder_of(step) is not None
-        variant = Variant(decode.prefetches_in(step), recording, decode.stats.routers if recording else None)
+        resident = decode.all_resident
+        prefetches = decode.prefetches_in(step) and not resident
+        variant = Variant(prefetches, recording, decode.stats.routers if recording else None, resident)
         key = signature_of(values), variant.key, decode.steps.versions
         found = self.held.find(key, values["past_key_values"])
         if found is None and self.held.is_worth_it():

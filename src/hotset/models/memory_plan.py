@@ -91,7 +91,7 @@ class MemoryPlanner:
             context=options.context,
             by_device=by_device,
             loaded=self.loaded,
-            expert_work_bytes=decoding_bytes(catalog)
+            expert_work_bytes=decoding_bytes(catalog, device)
             + (reading_bytes(catalog, options.threads) if device.type == "cpu" else 0),
         )
         account = take()

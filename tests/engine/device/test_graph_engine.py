@@ -81,6 +81,32 @@ def test_the_text_is_that_of_the_stock_model_and_the_books_are_those_of_the_devi
     model.hotset.close()
 
 
+def test_once_all_experts_are_resident_steps_fetch_nothing(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(LAYERS * EXPERTS, "lru")
+    decode = model.hotset.engine.device_decode
+    assert greedy(model, 3) == greedy(stock, 3)
+    assert not decode.all_resident
+    for seed in range(40):  # prompts, until they have asked for all of them
+        random = torch.Generator().manual_seed(seed)
+        greedy(model, 1, torch.randint(128, (1, 100), generator=random).to(DEVICE))
+        model.hotset.stats()
+        if decode.all_resident:
+            break
+    assert decode.all_resident
+    loaded = model.hotset.stats()["loaded_bytes"]
+    monkeypatch.setattr(decode.steps.kernels_for(1), "_copy", None)  # it would fail
+    assert greedy(model) == greedy(stock)
+    assert sorted(captured.variant.resident for captured in model.graphs.held) == [False, True]
+    stats = model.hotset.stats()
+    assert stats["loaded_bytes"] == loaded
+    assert stats["driven_by"] == "device"
+    assert decode.steps.differences() == 0
+    model.hotset.engine.controller.table.slot_of[0, 3] = -1
+    assert not decode.all_resident
+    model.hotset.engine.controller.table.slot_of[0, 3] = 3
+    model.hotset.close()
+
+
 def test_the_host_serves_what_the_host_would_have_served(stock: Any) -> None:
     """The same run by the host alone leaves the same residents and the same counts."""
     found = []

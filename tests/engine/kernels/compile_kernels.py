@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import triton.language as tl
@@ -18,9 +18,10 @@ from triton.compiler import compile as compile_kernel
 
 from hotset import formats
 from hotset.engine.kernels.activations import silu_and_mul
+from hotset.engine.kernels.decoding import BLOCK_K, BLOCK_N, decode_kernel
 from hotset.engine.kernels.triton_kernels import down_kernel, up_kernel
 from hotset.engine.kernels.unit_kernels import down_units_kernel, order_kernel, up_units_kernel
-from hotset.formats import TileLoader
+from hotset.formats import FormatPart, TileLoader
 
 SPECS = (
     "dense", "fp8", "fp8:scales=e8m0,block_n=1,block_k=32", "fp8:values=e5m2,scales=bfloat16", "mxfp4",
@@ -46,12 +47,22 @@ def compiled(kernel: Any, spec: str, capability: int) -> Any:
     assert tile is not None
     parts = chosen.parts(COLUMNS, DEPTH)
     gated, by_units = kernel in (up_kernel, up_units_kernel), kernel in (up_units_kernel, down_units_kernel)
+    if kernel is decode_kernel:
+        return decoder(tile, parts, capability)
     own = of_units(tile, gated, capability) if by_units else of_tiles(tile, gated)
     values = SHARED | {"n": COLUMNS // 2 if gated else COLUMNS} | own
     types = TYPES | {"w": tuple(POINTERS[part.dtype] for part in parts), "strides": ("i64",) * len(parts)}
     types |= {"x": "*fp32", "h": "*fp32"} if by_units else {}
     warps = (1 if gated else 4) if by_units else (4 if gated else 1)
     return program(kernel, values, types, len(parts), capability, warps)
+
+
+def decoder(tile: TileLoader, parts: Sequence[FormatPart], capability: int) -> Any:
+    """What writes out matrices of these parts."""
+    values = {"n": COLUMNS, "k": DEPTH, "load": tile.function, "settings": tile.settings}
+    values |= {"block_n": BLOCK_N, "block_k": BLOCK_K}
+    types = {"parts": tuple(POINTERS[part.dtype] for part in parts), "strides": ("i64",) * len(parts)}
+    return program(decode_kernel, values, types | {"rows": "*i32", "out": "*bf16"}, len(parts), capability, 4)
 
 
 def program(
@@ -62,7 +73,9 @@ def program(
     signature = {name: "constexpr" if name in values else types[name] for name in names}
     constants = {(names.index(name),): value for name, value in values.items() if name in names}
     aligned: list[tuple[int, ...]] = [(names.index(name),) for name in ("x", "h", "out") if name in names]
-    aligned += [(names.index(name), place) for name in ("w", "strides") if name in names for place in range(parts)]
+    aligned += [
+        (names.index(name), place) for name in ("w", "parts", "strides") if name in names for place in range(parts)
+    ]
     source = ASTSource(kernel, signature, constants, {path: [["tt.divisibility", 16]] for path in aligned})
     target, options = GPUTarget("cuda", capability, 32), {"num_warps": warps, "enable_fp_fusion": False}
     return compile_kernel(source, target=target, options=options)
@@ -98,6 +111,8 @@ def kernels_of(spec: str) -> Iterator[tuple[Any, str]]:
     tile = formats.parse(spec).tile()
     if tile is not None and tile.units is not None:
         yield from ((up_units_kernel, "up units"), (down_units_kernel, "down units"))
+    if spec != "dense":
+        yield decode_kernel, "decode"
 
 
 def main(capabilities: list[int]) -> None:

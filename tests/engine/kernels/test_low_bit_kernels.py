@@ -25,7 +25,8 @@ from tiny_device import DEVICE  # noqa: E402
 
 from hotset import formats  # noqa: E402
 from hotset.engine.batch import ExpertBatch  # noqa: E402
-from hotset.engine.kernels import with_triton  # noqa: E402
+from hotset.engine.kernels import grouped, with_triton  # noqa: E402
+from hotset.engine.kernels.decoding import MatrixDecoder  # noqa: E402
 from hotset.engine.kernels.grouped import GroupedKernels  # noqa: E402
 from hotset.engine.kernels.triton_experts import TritonExperts  # noqa: E402
 from hotset.formats.gguf import KEPT  # noqa: E402
@@ -145,6 +146,56 @@ def test_the_host_s_kernels_compute_in_parts_what_they_compute_at_once(spec: str
             found.append(batch.combine())
         assert torch.equal(*found)
         assert (found[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_matrices_are_written_out_to_the_same_bits(spec: str) -> None:
+    packed = both("qwen3_moe", spec)[1]
+    linear = GroupedKernels(packed.arena, packed.layout, packed.spec).experts.up
+    decode = MatrixDecoder.of(linear)
+    assert decode is not None
+    rows = [0, 6, 2]
+    found = decode(rows)
+    assert found is not None
+    for number, row in enumerate(rows):
+        assert torch.equal(found[number], linear.matrix(row).T)
+
+
+@pytest.mark.parametrize("experts_at_once", [1, 2, 100])
+def test_many_tokens_are_multiplied_by_what_was_written_out(
+    experts_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dense, packed = both("gpt_oss", "mxfp4")
+    routing = samples.routing_of(packed, tokens=4, top_k=3)
+    kernels = GroupedKernels(packed.arena, packed.layout, packed.spec)
+    for linear in (kernels.experts.up, kernels.experts.down):
+        linear._decoder = MatrixDecoder.of(linear)
+        assert linear._decoder is not None
+    size = kernels.experts.up.width * kernels.experts.up.depth * 4
+    monkeypatch.setattr(grouped, "DECODED_BYTES", experts_at_once * size)
+    expected, found = samples.expected(dense, routing), []
+    for cut in (1, 3, 8):
+        batch = ExpertBatch(routing.x, routing.index.to(routing.x.device), routing.weights, packed.experts)
+        for part in (batch.experts[:cut], batch.experts[cut:]):
+            if len(part):
+                kernels.run(batch, part, packed.slot(part))
+        found.append(batch.combine())
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert (found[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_without_a_kernel_one_matrix_comes_after_another() -> None:
+    dense, packed = both("qwen3_moe", "mxfp4")
+    routing = samples.routing_of(packed, tokens=4, top_k=3)
+    kernels = GroupedKernels(packed.arena, packed.layout, packed.spec)
+    for linear in (kernels.experts.up, kernels.experts.down):
+        linear._decoder = lambda _: None
+    batch = ExpertBatch(routing.x, routing.index.to(routing.x.device), routing.weights, packed.experts)
+    kernels.run(batch, batch.experts, packed.slot(batch.experts))
+    expected = samples.expected(dense, routing)
+    assert kernels.experts.up._decoder is None
+    assert (batch.combine() - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 DRIVEN = ["fp8, DeepSeek-V3", "mxfp4, compressed-tensors", "nvfp4, modelopt", "int4, asymmetric", "gptq"]

@@ -84,6 +84,12 @@ class DeviceDecode:
         preloading = running is not None and running.busy
         return self.filler.is_done() and not preloading and not self.cache.controller.reserved
 
+    @property
+    def all_resident(self) -> bool:
+        """Whether all experts have a slot; they keep it, since there is one for each."""
+        plan, table = self.cache.controller.plan, self.cache.controller.table
+        return plan.cached >= plan.shape.total_experts and not (table.slot_of < 0).any()
+
     def prefetches_in(self, step: Step) -> bool:
         """Whether the device prefetches in a step: `auto` compares steps that do and steps that do not."""
         if not self.steps.can_prefetch or self._forecast is None:

@@ -22,11 +22,12 @@ class Variant(NamedTuple):
     prefetch: bool = False
     recording: bool = False
     lookahead: Lookahead | None = None  # kept alive by the capture that uses it
+    resident: bool = False  # all experts have a slot, and keep it: nothing is fetched, and nothing is late
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What must be alike for a graph to be used again."""
-        return self.prefetch, self.recording, lookahead_key(self.lookahead)
+        return self.prefetch, self.recording, self.resident, lookahead_key(self.lookahead)
 
 
 def lookahead_key(lookahead: Any) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hotset.engine.arena import Arena
@@ -15,11 +16,15 @@ from hotset.engine.kernels.spec import ExpertSpec
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
+Decode = Callable[[Sequence[int]], Tensor | None]
+"""Writes out the matrices of some rows as [rows, outputs, inputs]."""
 
 FEW_GROUPS = 2
 """Up to so many experts are multiplied one by one on a GPU; more go into one grouped multiplication."""
 WORK_BYTES = 256 << 20
 """What the activations of experts that are computed together may take; more inputs go one part after another."""
+DECODED_BYTES = 256 << 20
+"""What packed matrices may take that are written out at once; more of them go one part after another."""
 
 
 class GroupedKernels(ExpertKernels):
@@ -52,9 +57,15 @@ class GroupedLinear(RowLinear):
         super().__init__(arena, layout, weight, bias, transposed)
         stacked = self.format.stacked(self.views)
         self._stacked = stacked if stacked is not None and _can_be_grouped(stacked) else None
+        self._decoder = _decoder_of(self) if stacked is None and arena.memory.is_cuda else None
 
     def __call__(self, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Map the inputs up to each end by the matrix of each row; a single input is mapped by all of them."""
+        if self._decoder is not None:
+            found = self._decoded(self._decoder, inputs.to(self.dtype).expand(ends[-1], -1), rows, ends)
+            if found is not None:
+                return found
+            self._decoder = None  # there is no such kernel for this device: one matrix after another, by torch
         if self._stacked is not None and len(rows) > FEW_GROUPS and inputs.shape[0] > 1:
             return self._grouped(inputs.to(self.dtype), self._stacked, rows, ends)
         return super().__call__(inputs, rows, ends)
@@ -64,12 +75,53 @@ class GroupedLinear(RowLinear):
         first, last = rows[0], rows[-1]
         sizes = np.zeros(last - first + 1, np.int32)
         sizes[np.array(rows) - first] = np.diff(ends, prepend=0)
-        offsets = torch.from_numpy(np.cumsum(sizes, dtype=np.int32)).to(inputs.device, non_blocking=True)
-        out = torch.nn.functional.grouped_mm(inputs, stacked[first : last + 1], offs=offsets)
+        out = _grouped_product(inputs, stacked[first : last + 1], np.cumsum(sizes, dtype=np.int32))
+        return self._biased(out, rows, ends)
+
+    def _decoded(self, decode: Decode, inputs: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor | None:
+        """Packed matrices are written out, as many at once as there is room for, and multiplied.
+
+        None if they cannot be. How they are multiplied does not depend on how many there are: neither do the bits.
+        """
+        out = inputs.new_empty((ends[-1], self.width))
+        step, begin = max(DECODED_BYTES // (self.width * self.depth * self.dtype.itemsize), 1), 0
+        for first in range(0, len(rows), step):
+            stops, decoded = ends[first : first + step], decode(rows[first : first + step])
+            if decoded is None:
+                return None
+            numbers, given = decoded.transpose(1, 2), inputs[begin : stops[-1]]
+            if _can_be_grouped(numbers):
+                offsets = np.asarray(stops, np.int32) - np.int32(begin)
+                out[begin : stops[-1]] = _grouped_product(given.contiguous(), numbers, offsets)
+            else:
+                sizes = np.diff(stops, prepend=begin).tolist()
+                results = out[begin : stops[-1]].split_with_sizes(sizes)
+                for matrix, own, result in zip(numbers, given.split_with_sizes(sizes), results, strict=True):
+                    torch.mm(own, matrix, out=result)
+            begin = stops[-1]
+        return self._biased(out, rows, ends)
+
+    def _biased(self, out: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
+        """The results of each row's matrix with the bias of the row."""
         if self.biases is not None:
             which = np.repeat(np.array(rows), np.diff(ends, prepend=0))
-            out += self.biases[torch.from_numpy(which).to(inputs.device, non_blocking=True)]
+            out += self.biases[torch.from_numpy(which).to(out.device, non_blocking=True)]
         return out
+
+
+def _grouped_product(inputs: Tensor, matrices: Tensor, ends: npt.NDArray[np.int32]) -> Tensor:
+    """The inputs up to each end times the matrix (inputs, outputs) of each group."""
+    offsets = torch.from_numpy(ends).to(inputs.device, non_blocking=True)
+    return torch.nn.functional.grouped_mm(inputs, matrices, offs=offsets)
+
+
+def _decoder_of(linear: RowLinear) -> Decode | None:
+    """What writes out packed matrices in one launch, where there is Triton for the system."""
+    try:
+        from hotset.engine.kernels.decoding import MatrixDecoder
+    except ImportError:
+        return None
+    return MatrixDecoder.of(linear)
 
 
 def _can_be_grouped(stacked: Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -13,7 +13,7 @@ import triton.language as tl
 from hotset.engine.kernels.activations import Activation
 from hotset.engine.kernels.cpu import RowLinear
 from hotset.engine.kernels.launches import Launches, kind_of
-from hotset.engine.kernels.pairs import Pairs, Scratch
+from hotset.engine.kernels.pairs import Pairs, Phase, Scratch
 from hotset.engine.kernels.triton_kernels import down_kernel, up_kernel
 from hotset.engine.kernels.tuning import Choice, Problem
 from hotset.formats import TileLoader
@@ -59,6 +59,8 @@ class TiledLinear:
 
 class Products:
     """The two products of a layer's experts; here by tiles."""
+
+    timed_phases: ClassVar[tuple[Phase, ...]] = (Phase.ALL,)
 
     def __init__(self, up: TiledLinear, down: TiledLinear, activation: Activation, top_k: int) -> None:
         self.up, self.down, self.activation, self.top_k = up, down, activation, top_k

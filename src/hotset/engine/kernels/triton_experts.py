@@ -7,6 +7,8 @@ or allocates, so that a CUDA graph can hold it.
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
 from hotset.engine.arena import Arena
@@ -123,14 +125,14 @@ class _Trial:
 
     def up(self, choices: tuple[Choice, Choice]) -> None:
         """The first kernel, once with every set of rows."""
-        for rows in self.rows:
-            self.kernels.products.multiply_up(self.x, Pairs(rows, None), choices, self.kernels.scratch)
+        for rows, phase in product(self.rows, self.kernels.products.timed_phases):
+            self.kernels.products.multiply_up(self.x, Pairs(rows, None, phase), choices, self.kernels.scratch)
 
     def down(self, choice: Choice) -> None:
         """The second kernel, once with every set of rows."""
-        for rows in self.rows:
+        for rows, phase in product(self.rows, self.kernels.products.timed_phases):
             self.kernels.products.multiply_down(
-                Pairs(rows, None), self.weights, self.out, (choice, choice), self.kernels.scratch
+                Pairs(rows, None, phase), self.weights, self.out, (choice, choice), self.kernels.scratch
             )
 
 

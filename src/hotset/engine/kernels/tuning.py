@@ -73,9 +73,11 @@ _LISTS = {
         Choice(32, 32, 16, 1, 2), Choice(16, 32, 16, 1, 4), Choice(32, 32, 8, 3),
     ],
     # By units: rows, threads along each of them, warps. A row is a warp's, or in the second kernel an expert's.
-    ("up units", False): [Choice(2, 32, 1), Choice(4, 32, 1), Choice(1, 32, 1), Choice(4, 32, 4), Choice(4, 8, 1)],
+    ("up units", False): [
+        Choice(4, 32, 4), Choice(1, 32, 1), Choice(2, 32, 1), Choice(2, 32, 2), Choice(8, 32, 4), Choice(8, 32, 8),
+    ],
     ("down units", False): [
-        Choice(4, 32, 4), Choice(2, 32, 4), Choice(2, 32, 2), Choice(2, 16, 4), Choice(4, 16, 4), Choice(2, 8, 2),
+        Choice(2, 32, 4), Choice(4, 32, 4), Choice(2, 32, 2), Choice(2, 16, 4), Choice(4, 16, 4), Choice(2, 8, 2),
     ],
 }  # fmt: skip
 UNIT_ROUNDS = 4

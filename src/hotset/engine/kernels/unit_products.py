@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -70,7 +70,12 @@ class UnitLinear:
 
 
 class UnitProducts(Products):
-    """The two products by units; a choice's blocks are rows, and threads side by side along a row."""
+    """The two products by units; a choice's blocks are rows, and threads side by side along a row.
+
+    Programs are many and short, so that those of the late phase cost time even where nothing is late: that is timed.
+    """
+
+    timed_phases: ClassVar[tuple[Phase, ...]] = (Phase.EARLY, Phase.LATE)
 
     def __init__(self, up: UnitLinear, down: UnitLinear, activation: Any, top_k: int) -> None:
         super().__init__(up.tiled, down.tiled, activation, top_k)

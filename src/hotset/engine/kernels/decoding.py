@@ -1,0 +1,65 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+"""Packed matrices of several experts written out as plain numbers, in one launch: what products of many tokens need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.errors import TritonError
+
+from hotset.engine.kernels.cpu import RowLinear
+from hotset.engine.kernels.triton_kernels import _parts_at
+from hotset.formats import TileLoader
+
+Tensor = torch.Tensor
+
+BLOCK_N, BLOCK_K, WARPS = 32, 128, 4
+
+
+@triton.jit(do_not_specialize=["rows"])
+def decode_kernel(
+    parts, strides, rows, out, n: tl.constexpr, k: tl.constexpr, load: tl.constexpr, settings: tl.constexpr,
+    block_n: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
+    """out[number] = the matrix in row rows[number], n outputs by k inputs, a tile of it for each program."""
+    number = tl.program_id(2)
+    matrix = _parts_at(parts, strides, tl.load(rows + number).to(tl.int64))
+    columns = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    start = tl.program_id(1) * block_k
+    tile = load(matrix, columns[:, None], (columns < n)[:, None], start, block_k, n, k, settings)
+    depth = start + tl.arange(0, block_k)
+    target = out + number.to(tl.int64) * (n * k) + columns[:, None] * k + depth[None, :]
+    tl.store(target, tile.to(out.dtype.element_ty), mask=(columns < n)[:, None] & (depth < k)[None, :])
+
+
+class MatrixDecoder:
+    """Writes out the matrices of a linear map."""
+
+    def __init__(self, linear: RowLinear, tile: TileLoader) -> None:
+        self.linear, self.tile = linear, tile
+        self._strides = tuple(view.stride(0) for view in linear.views)
+
+    @classmethod
+    def of(cls, linear: RowLinear) -> MatrixDecoder | None:
+        """The decoder of a linear map in a packed format that has tiles; None for any other."""
+        tile = linear.format.tile() if linear.format.stacked(linear.views) is None else None
+        return None if tile is None else cls(linear, tile)
+
+    def __call__(self, rows: Sequence[int]) -> Tensor | None:
+        """The matrices of some rows: [rows, outputs, inputs], in the type computed in; None where Triton fails."""
+        linear, device = self.linear, self.linear.views[0].device
+        out = torch.empty((len(rows), linear.width, linear.depth), dtype=linear.dtype, device=device)
+        which = torch.tensor(rows, dtype=torch.int32).to(device, non_blocking=True)
+        launch: Any = decode_kernel[triton.cdiv(linear.width, BLOCK_N), triton.cdiv(linear.depth, BLOCK_K), len(rows)]
+        try:
+            launch(
+                linear.views, self._strides, which, out, linear.width, linear.depth, self.tile.function,
+                self.tile.settings, BLOCK_N, BLOCK_K, num_warps=WARPS, enable_fp_fusion=False,
+            )  # fmt: skip
+        except TritonError:
+            return None
+        return out
