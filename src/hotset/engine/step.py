@@ -30,6 +30,11 @@ class Step:
     token_ids: npt.NDArray[np.int32] | None = None  # [batch * length], where the model was given ids
     recording: int = 0  # the number of the recording that was on when it began; 0 if none was
 
+    def per_token(self, rows: int) -> int:
+        """How many rows each token has, where a model's own code gives its experts a row for each of their tokens."""
+        tokens = self.batch * self.length
+        return rows // tokens if rows > tokens and rows % tokens == 0 else 1
+
     def requests(self, tokens: int) -> npt.NDArray[np.int32]:
         """Which request each token is of."""
         request = self.first_request + np.repeat(np.arange(self.batch), self.length)

@@ -43,7 +43,9 @@ class DeviceSupport:
             None if forecast in (None, "gate") else f"the forecast {forecast} is made by the host",
             Plan.supports(policy, scope),
         ]
-        found += [TritonExperts.supports(spec, layout) for spec, layout in layers]
+        for spec, layout in layers:
+            found.append("the model's own code calls its experts one by one" if spec.looped else None)
+            found.append(TritonExperts.supports(spec, layout))
         return [reason for reason in dict.fromkeys(found) if reason is not None]
 
     @staticmethod

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from hotset.errors import ModelError
-from hotset.models import interface
+from hotset.models import expert_lists, interface
 from hotset.models.adapters import adapter_for
 from hotset.models.adapters._unsupported import refuse_unsupported
+from hotset.models.expert_lists import is_expert_list
 from hotset.models.layers import MoeLayer
 
 
@@ -21,6 +22,9 @@ def find_moe_layers(model: torch.nn.Module) -> list[MoeLayer]:
             moe_layers.append(adapter.moe_layer_of(name, module, model))
         elif interface.is_experts(module):
             moe_layers.append(interface.moe_layer_of(name, module, model))
+    if not moe_layers:
+        lists = [(name, module) for name, module in model.named_modules() if is_expert_list(name, module)]
+        moe_layers = [expert_lists.moe_layer_of(name, module, model) for name, module in lists]
     if not moe_layers:
         raise ModelError(
             f"{type(model).__name__} has no experts that hotset knows: it is a dense model, or a family that is not "

@@ -11,7 +11,7 @@ from hotset.models.layers import MoeLayer, fused_part
 from hotset.models.patches import replace_forward
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
-_TOP_K = (
+TOP_K_NAMES = (
     "num_experts_per_tok", "top_k", "moe_topk", "moe_top_k", "num_experts_per_token", "top_k_experts",
     "num_selected_experts", "moe_k", "num_selects", "router_topk", "num_activated_experts",
 )  # fmt: skip
@@ -57,7 +57,7 @@ def top_k_of(name: str, module: Any, model: torch.nn.Module) -> int:
     """The experts that one token uses, as the config or the router beside the experts says."""
     config = getattr(module, "config", None)
     for holder in (config, *_neighbours(name, model)):
-        for key in _TOP_K:
+        for key in TOP_K_NAMES:
             value = getattr(holder, key, None)
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= module.num_experts:
                 return value

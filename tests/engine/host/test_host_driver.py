@@ -18,6 +18,7 @@ from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
 from hotset.engine.guard import Guard  # noqa: E402
 from hotset.engine.host.driver import HostDriver  # noqa: E402
+from hotset.engine.kernels import ExpertSpec  # noqa: E402
 from hotset.engine.slots import SlotCache  # noqa: E402
 from hotset.engine.stats import EngineStats  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
@@ -33,6 +34,8 @@ CATALOG = Catalog((), tuple(LayerSource(LAYOUT, [()] * SHAPE.experts) for _ in r
 
 class Labelled:
     """Experts that multiply by their number plus one, and refuse a row that holds another."""
+
+    spec = ExpertSpec("up", "down", torch.relu)
 
     def __init__(self, layer: int, memory: dict[int, tuple[int, int]], few: bool) -> None:
         self.layer, self.memory, self.is_few = layer, memory, few

@@ -41,6 +41,7 @@ class HostDriver:
         self._cache, self._mover, self._prefetcher, self._catalog = cache, mover, prefetcher, catalog
         self._stats, self._guard = stats, guard
         self._experts = [len(layer.experts) for layer in catalog.layers]
+        self._looped = [kernel.spec.looped for kernel in kernels]  # each row is a pair of token and expert there
         guard.before_repair(self._stop)
 
     def serve(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
@@ -59,6 +60,8 @@ class HostDriver:
             if len(batch.experts):
                 record = EventRecord(layer, batch.experts, self._cache.slots_of(layer, batch.experts))
                 self._guard.run(record, self._serve, step, batch, record)
+            if self._looped[layer] and (rows := step.per_token(batch.tokens)) > 1:
+                hidden, index, weights = hidden[::rows], index.view(-1, rows), weights.view(-1, rows)
             self._stats.record(step, layer, hidden, index, weights)
             output = batch.combine()
             self._stats.clock.experts_s += time.perf_counter() - began
@@ -68,8 +71,9 @@ class HostDriver:
         """One event: look up, claim what was prefetched, then move what is missing while the rest is computed."""
         layer, prefetcher, stalled_s = record.layer, self._prefetcher, 0.0
         self._stats.begin_event(step, layer)
+        tokens = batch.tokens // step.per_token(batch.tokens) if self._looped[layer] else batch.tokens
         placement = self._cache.look_up(
-            layer, batch.experts, record.slots, batch.counts, batch.tokens, step.phase, step.first_request
+            layer, batch.experts, record.slots, batch.counts, tokens, step.phase, step.first_request
         )
         claimed = {} if prefetcher is None else prefetcher.claim(placement)
         if len(placement.loads):

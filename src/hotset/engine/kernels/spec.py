@@ -22,6 +22,7 @@ class ExpertSpec:
     up_transposed: bool = False  # whether the model has the matrix as (inputs, outputs)
     down_transposed: bool = False
     norm: Callable[[Tensor], Tensor] | None = None
+    looped: bool = False  # the model's own code calls its experts one after another
 
     def is_transposed(self, name: str) -> bool:
         """Whether the model has a tensor of this name as (inputs, outputs)."""
