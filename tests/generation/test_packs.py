@@ -89,10 +89,10 @@ def stock_moments(given: TokenText) -> list[dict[str, Any]]:
 
 
 def collected(given: TokenText, state: Path, options: RunOptions = CPU) -> Moments:
-    from hotset.models.packing import inspect_checkpoint
+    from hotset.models.packing import inspect_experts
 
     moments = Moments()
-    moments.expect(inspect_checkpoint(MODEL).moe_layers or [])
+    moments.expect(inspect_experts(MODEL).moe_layers or [])
     TextCalibration(MODEL, options, given).collect(moments, state)
     return moments
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hotset.cli import run_options as opt
 from hotset.cli.output import JsonFlag, emit
 from hotset.errors import HotsetError
-
-if TYPE_CHECKING:
-    from hotset.cli.doctor_model import Found
 
 
 def doctor(
@@ -46,14 +43,14 @@ def examine(model: str | None, path: Path | None, trust_remote_code: bool = Fals
     from hotset.cli import doctor_machine as machine
     from hotset.cli.doctor_choices import choices
 
-    found, about = _model(model, trust_remote_code)
+    files, about = _model(model, trust_remote_code)
     report: dict[str, Any] = {
         "software": _probe(machine.software),
         "processor": _probe(machine.processor),
         "memory": _probe(machine.memory),
         "gpus": _probe(machine.gpus),
         "limits": _probe(machine.pinnable_bytes),
-        "disk": _disk(path, found),
+        "disk": _disk(path, files),
         "model": about,
     }
     return report | {"choices": choices(report)}
@@ -67,36 +64,34 @@ def _probe(ask: Callable[[], Any]) -> Any:
         return {"unknown": str(error) or type(error).__name__}
 
 
-def _model(model: str | None, trust_remote_code: bool) -> tuple[Found | None, dict[str, Any] | None]:
-    """What a model needs; one that does not exist is an error, one that cannot be run a finding."""
+def _model(model: str | None, trust_remote_code: bool) -> tuple[Sequence[Path], dict[str, Any] | None]:
+    """The files of a model and what it needs; one that does not exist is an error, one that cannot be run a finding."""
     if model is None:
-        return None, None
-    from hotset.cli.doctor_model import inspect_model, needs
+        return (), None
+    from hotset.cli.doctor_model import needs
     from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
     from hotset.generation.text_model import locate
 
     place = locate(model)
+    files: list[Path] = []
 
-    def look() -> Found:
+    def look() -> dict[str, Any]:
         with quiet_libraries(), translate_errors(place, "load the model", LOADING):
-            return inspect_model(place, trust_remote_code)
+            from hotset.models.pretrained import inspect_checkpoint
 
-    found = _probe(look)
-    return (None, {"model": model} | found) if isinstance(found, dict) else (found, needs(model, found))
+            found = inspect_checkpoint(place, {"trust_remote_code": trust_remote_code})
+            files.extend(found.catalog.files)
+            return needs(model, found)
+
+    return files, {"model": model} | _probe(look)
 
 
-def _disk(path: Path | None, found: Found | None) -> dict[str, Any]:
+def _disk(path: Path | None, files: Sequence[Path]) -> dict[str, Any]:
     from hotset.cli.doctor_disk import disk
-    from hotset.cli.doctor_model import largest_file
 
-    checkpoint = largest_file(found) if found and path is None else None
-    where = checkpoint.parent if checkpoint else path or _writable()
-    answer: dict[str, Any] = _probe(lambda: disk(where, checkpoint))
+    # The largest file tells most about the disk.
+    checkpoint = max(files, key=lambda file: file.stat().st_size) if files and path is None else None
+    here = Path.cwd() if os.access(Path.cwd(), os.W_OK) else Path(tempfile.gettempdir())
+    answer: dict[str, Any] = _probe(lambda: disk(checkpoint.parent if checkpoint else path or here, checkpoint))
     return answer
-
-
-def _writable() -> Path:
-    """This folder, or the one for temporary files where nothing may be written here."""
-    here = Path.cwd()
-    return here if os.access(here, os.W_OK) else Path(tempfile.gettempdir())

@@ -2,107 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotset.models.pretrained import Inspected
 
 
-@dataclass
-class Found:
-    """What loading found out before it was stopped."""
-
-    shape: Any
-    dense_bytes: int
-    free_bytes: int
-    files: tuple[Path, ...]
-    family: str
-    host_only: str | None = None  # why a device cannot drive its experts
-
-
-class _InspectedError(Exception):
-    pass
-
-
-def inspect_model(place: str, trust_remote_code: bool = False) -> Found:
-    """Begin to load a model, and stop where its experts are known and nothing has been read."""
-    from hotset.models.deferred import DeferredExperts
-    from hotset.models.pretrained import read_model
-
-    found: list[Found] = []
-
-    def stop(model: Any, moe_layers: Any, catalog: Any) -> bool:
-        found.append(_found(model, moe_layers, catalog))
-        raise _InspectedError
-
-    try:
-        read_model(place, DeferredExperts(keep=stop), {"dtype": "auto", "trust_remote_code": trust_remote_code})
-    except _InspectedError:
-        return found[0]
-    from hotset.errors import ModelError
-
-    raise ModelError(f"{place} has no safetensors files: save it once with save_pretrained")
-
-
-def _found(model: Any, moe_layers: Any, catalog: Any) -> Found:
+def needs(name: str, found: Inspected) -> dict[str, Any]:
+    """The sizes that a person decides by."""
+    from hotset.cache.plan import Scope
     from hotset.models.account import take_account
-    from hotset.models.budget import shape_of
+    from hotset.models.budget import SAFETY, least_slots, shape_of
     from hotset.models.device import torch_device
     from hotset.options.run import AUTO, CONTEXT_TOKENS
 
-    shape = shape_of(moe_layers, catalog)
-    account = take_account(model, torch_device(AUTO), shape.top_k, context=CONTEXT_TOKENS)
-    return Found(
-        shape,
-        account.dense_bytes,
-        account.expert_bytes,
-        catalog.files,
-        model.config.model_type,
-        _host_only(moe_layers, catalog),
-    )
-
-
-def _host_only(moe_layers: Any, catalog: Any) -> str | None:
-    """What keeps a device from driving these experts by the default policy; nothing where there is none to ask."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    from hotset.cache.plan import Scope
-    from hotset.engine.support import DeviceSupport
-    from hotset.options import RunOptions
-    from hotset.policies import parse
-
-    layers = [(moe_layer.spec, source.layout) for moe_layer, source in zip(moe_layers, catalog.layers, strict=True)]
-    reasons = DeviceSupport.check(parse(RunOptions().policy), Scope(RunOptions().scope), layers)
-    return reasons[0] if reasons else None
-
-
-def needs(name: str, found: Found) -> dict[str, Any]:
-    """The sizes that a person decides by."""
-    from hotset.cache.plan import Scope
-    from hotset.models.budget import SAFETY, least_slots
-
-    shape = found.shape
-    least = max(least_slots(shape, Scope.LAYER), shape.top_k)
-    total = shape.total_experts * shape.expert_bytes
-    auto = int(found.free_bytes * (1 - SAFETY))
+    shape = shape_of(found.moe_layers, found.catalog)
+    account = take_account(found.model, torch_device(AUTO), shape.top_k, context=CONTEXT_TOKENS)
+    least, size = max(least_slots(shape, Scope.LAYER), shape.top_k), shape.expert_bytes or 0
+    total, auto = shape.total_experts * size, int(account.expert_bytes * (1 - SAFETY))
     return {
         "model": name,
-        "family": found.family,
+        "family": found.model.config.model_type,
         "layers": shape.layers,
         "experts": shape.experts,
         "top_k": shape.top_k,
-        "expert_bytes": shape.expert_bytes,
+        "expert_bytes": size,
         "all_experts_bytes": total,
-        "dense_bytes": found.dense_bytes,
-        "quarter_bytes": shape.total_experts // 4 * shape.expert_bytes,
-        "cycle_bytes": shape.token_cycle * shape.expert_bytes,
+        "dense_bytes": account.dense_bytes,
+        "quarter_bytes": shape.total_experts // 4 * size,
+        "cycle_bytes": shape.token_cycle * size,
         "least_slots": least,
-        "least_bytes": (least + 1) * shape.expert_bytes,  # one slot at least is for staging
+        "least_bytes": (least + 1) * size,  # one slot at least is for staging
         "auto_bytes": min(auto, total),
         "fits": total <= auto,
-        "host_only": found.host_only,
-        "pack": _pack(found.files[0].parent),
+        "host_only": _host_only(found),
+        "pack": _pack(found.catalog.files[0].parent),
     }
 
 
@@ -121,6 +56,20 @@ def _pack(folder: Path) -> dict[str, Any] | None:
     }
 
 
-def largest_file(found: Found) -> Path:
-    """The file that tells most about the disk."""
-    return max(found.files, key=lambda path: path.stat().st_size)
+def _host_only(found: Inspected) -> str | None:
+    """What keeps a device from driving these experts by the default policy; nothing where there is none to ask."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    from hotset.cache.plan import Scope
+    from hotset.engine.support import DeviceSupport
+    from hotset.options import RunOptions
+    from hotset.policies import parse
+
+    layers = [
+        (moe_layer.spec, source.layout)
+        for moe_layer, source in zip(found.moe_layers, found.catalog.layers, strict=True)
+    ]
+    reasons = DeviceSupport.check(parse(RunOptions().policy), Scope(RunOptions().scope), layers)
+    return reasons[0] if reasons else None

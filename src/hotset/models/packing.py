@@ -8,7 +8,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,13 @@ import numpy as np
 
 from hotset.errors import HotsetError, ModelError
 from hotset.models.checkpoint import dtype_of, read_headers
-from hotset.models.deferred import DeferredExperts, load_without_experts
+from hotset.models.deferred import DeferredExperts
 from hotset.models.gguf_export import small_files_of, weights_of
 from hotset.models.gguf_place import is_gguf, located
-from hotset.models.layers import MoeLayer
 from hotset.models.moments import Calibration, Importance, Moments
-from hotset.models.own_code import refusing_own_code
 from hotset.models.pack_files import packed_config, small_files, source_folder
 from hotset.models.packed import dtype_name
-from hotset.models.plausible import refuse_absurd_sizes
-from hotset.models.pretrained import read_model
-from hotset.models.quantised import keep_encoded
+from hotset.models.pretrained import inspect_checkpoint, read_model
 from hotset.options.run import AUTO, DENSE
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
@@ -80,10 +76,6 @@ class CheckpointInspection(DeferredExperts):
         super().detach_experts(model, files, mapping)
 
 
-class _InspectedError(Exception):
-    """Everything is known, and nothing need be loaded."""
-
-
 def pack(
     model: str | Path,
     out: str | Path,
@@ -107,7 +99,7 @@ def pack(
     if os.path.lexists(target) and not is_packed(target):
         raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
     chosen, moments = MADE.get(experts, experts), Moments()
-    found = inspect_checkpoint(
+    found = inspect_experts(
         str(model), dtype, auto_class, trust_remote_code=trust_remote_code, experts=chosen, importance=moments
     )
     with ExitStack() as stack:
@@ -136,7 +128,7 @@ def pack(
     return _report(target, plan, began, resumed=resumed)
 
 
-def inspect_checkpoint(
+def inspect_experts(
     model: str,
     dtype: str | None = None,
     auto_class: Any = None,
@@ -146,32 +138,17 @@ def inspect_checkpoint(
     importance: Importance | None = None,
 ) -> CheckpointInspection:
     """Find the experts of a checkpoint as `load` would, on a model without memory; of GGUF files the rest is loaded."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    refuse_absurd_sizes(model)
     found = CheckpointInspection(keep=lambda *_: False, experts=experts, importance=importance)
     if is_gguf(model):
         built = found.model = read_model(model, found, {"dtype": dtype or "auto"}, auto_class)
         found.dtypes, found.model_dtype = built._hotset_dtypes, dtype_of(built)
         return found
-
-    def stop(built: Any, moe_layers: list[MoeLayer], catalog: Catalog) -> bool:
-        found.moe_layers, found.catalog, found.dtypes = moe_layers, catalog, built._hotset_dtypes
-        found.model_dtype = str(built.config.dtype).removeprefix("torch.")
-        raise _InspectedError
-
-    found.keep = stop
+    keywords = {"dtype": dtype or "auto", "trust_remote_code": trust_remote_code}
     try:
-        with suppress(_InspectedError), refusing_own_code(model), load_without_experts(found):
-            config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-            keep_encoded(config)
-            (auto_class or AutoModelForCausalLM).from_pretrained(
-                model, config=config, dtype=dtype or "auto", trust_remote_code=trust_remote_code
-            )
+        built = inspect_checkpoint(model, keywords, found, auto_class).model
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the model {model}: {str(error).strip().partition(chr(10))[0]}") from error
-    if found.catalog is None:
-        raise ModelError(f"{model} has no safetensors files: save it once with save_pretrained")
+    found.dtypes, found.model_dtype = built._hotset_dtypes, str(built.config.dtype).removeprefix("torch.")
     return found
 
 

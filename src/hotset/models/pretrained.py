@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from hotset.errors import ModelError
 from hotset.models.deferred import DeferredExperts, load_without_experts
 from hotset.models.gguf_checkpoint import GgufCheckpoint
+from hotset.models.layers import MoeLayer
 from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
 from hotset.models.plausible import refuse_absurd_sizes
 from hotset.models.quantised import own_reading
+from hotset.store import Catalog
 
 
 def read_model(place: str, deferred: DeferredExperts, keywords: dict[str, Any], auto_class: Any = None) -> Any:
@@ -32,6 +36,37 @@ def read_model(place: str, deferred: DeferredExperts, keywords: dict[str, Any], 
     if checked is None:  # it may be a pack in the hub's cache
         check_if_packed(deferred.folder)
     return found
+
+
+class _InspectedError(Exception):
+    """All that was asked for is known."""
+
+
+class Inspected(NamedTuple):
+    """A model without memory, and where its experts lie."""
+
+    model: Any
+    moe_layers: list[MoeLayer]
+    catalog: Catalog
+
+
+def inspect_checkpoint(
+    place: str, keywords: dict[str, Any], deferred: DeferredExperts | None = None, auto_class: Any = None
+) -> Inspected:
+    """Begin to load a model, and stop where its experts are known and no weight has been read."""
+    found: list[Inspected] = []
+
+    def stop(model: Any, moe_layers: list[MoeLayer], catalog: Catalog) -> bool:
+        found.append(Inspected(model, moe_layers, catalog))
+        raise _InspectedError
+
+    deferred = deferred or DeferredExperts(keep=stop)
+    deferred.keep = stop
+    with suppress(_InspectedError):
+        read_model(place, deferred, {"dtype": "auto"} | keywords, auto_class)
+    if not found:
+        raise ModelError(f"{place} has no safetensors files: save it once with save_pretrained")
+    return found[0]
 
 
 def _class_of(chosen: Any, config: Any) -> Any:
