@@ -153,7 +153,7 @@ def predicted(trace: Trace, off: Contender, way: Contender, link: Link) -> dict[
 def record(folder: Path, memory: str, device: str, ids: Any, tokens: int) -> Trace:
     """What one run routes, with what the next layers' routers would have said."""
     one = Contender(folder, memory, "off", device)
-    with one.handle.trace(guesses=2) as recorder:
+    with one.handle.trace(lookahead=2) as recorder:
         one.answer(ids, tokens)
     one.handle.close()
     return recorder.finish()

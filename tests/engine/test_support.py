@@ -47,3 +47,7 @@ def test_a_step_must_find_rows_for_all_that_it_may_miss() -> None:
     assert "--staging 12" in told
     assert DeviceSupport.check_batch(5, shape, 16) == []  # no more than all experts of a layer
     assert "more than" in DeviceSupport.check_batch(MAX_TOKENS + 1, shape, 16)[0]
+
+
+def test_an_encoder_decoder_model_is_the_hosts() -> None:
+    assert "encoder-decoder" in check(encoder_decoder=True)[0]

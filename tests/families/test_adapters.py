@@ -138,7 +138,7 @@ def test_experts_are_left_on_disk_and_nothing_is_said_of_it(case: Case, tmp_path
     modules = [module for module in model.modules() if "forward" in vars(module)]
     assert len(modules) == len(model.hotset.moe_layers)
     model.hotset.close()
-    model.hotset.lift()  # until then the closed layers refuse
+    model.hotset.patches.lift()  # until then the closed layers refuse
     assert not any("forward" in vars(module) for module in modules)
 
 

@@ -95,7 +95,7 @@ def test_after_close_the_libraries_are_as_they_were_and_the_model_only_refuses(f
     assert same(library(), libraries)
     with pytest.raises(ClosedError):
         model(**tiny.inputs(family, model))
-    model.hotset.lift()
+    model.hotset.patches.lift()
     ours = {"_hotset_shapes", "_hotset_dtypes"}  # which parameters are missing
     assert {name for name in vars(model) if "hotset" in name} == ours
     assert not any("forward" in vars(module) for module in model.modules())

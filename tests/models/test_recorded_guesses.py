@@ -28,7 +28,7 @@ IDS = torch.tensor([[5, 900, 31, 7, 410, 77]])
 
 def recorded(memory: str, guesses: int, tokens: int = 12) -> tuple[Any, Trace]:
     model = hotset.load(reference.path(), memory=memory, dtype=torch.float32, device="cpu", prefetch="off")
-    with model.hotset.trace(guesses=guesses) as recorder:
+    with model.hotset.trace(lookahead=guesses) as recorder:
         model.generate(IDS, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
     return model, recorder.finish()
 
@@ -80,7 +80,7 @@ def test_a_recording_judges_the_gate_forecast(tmp_path: Path) -> None:
 def test_distances_out_of_reach_are_refused(distances: int) -> None:
     model = hotset.load(reference.path(), memory="25%", device="cpu", prefetch="off")
     with pytest.raises(hotset.HotsetError, match="1 to 3"):
-        model.hotset.trace(guesses=distances)
+        model.hotset.trace(lookahead=distances)
     assert model.hotset.engine.stats.recorder is None
     model.hotset.close()
 
@@ -89,7 +89,14 @@ def test_a_model_whose_routers_are_hidden_is_refused_in_a_line() -> None:
     model = hotset.load(reference.path(), memory="25%", device="cpu", prefetch="off")
     model.hotset.find_routers = lambda: None
     with pytest.raises(hotset.HotsetError, match="routers"):
-        model.hotset.trace(guesses=1)
+        model.hotset.trace(lookahead=1)
+    model.hotset.close()
+
+
+def test_the_name_of_earlier_versions_is_taken_with_a_warning() -> None:
+    model = hotset.load(reference.path(), memory="25%", device="cpu", prefetch="off")
+    with pytest.warns(DeprecationWarning, match="lookahead"), pytest.raises(hotset.HotsetError, match="1 to 3"):
+        model.hotset.trace(guesses=4)
     model.hotset.close()
 
 

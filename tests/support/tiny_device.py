@@ -128,7 +128,7 @@ def load(
         assert decode.filler.wait(60)
         caches = handle.static_caches
         model.graphs = DecodeGraphs(model, decode, handle.tracker, caches, warn=handle.warn, demanded=demanded)
-        handle.on_close(model.graphs.install())
+        handle.patches.add(model.graphs.install())
     return model
 
 

@@ -71,5 +71,10 @@ def _host_only(found: Inspected) -> str | None:
         (moe_layer.spec, source.layout)
         for moe_layer, source in zip(found.moe_layers, found.catalog.layers, strict=True)
     ]
-    reasons = DeviceSupport.check(parse(RunOptions().policy), Scope(RunOptions().scope), layers)
+    reasons = DeviceSupport.check(
+        parse(RunOptions().policy),
+        Scope(RunOptions().scope),
+        layers,
+        encoder_decoder=bool(getattr(found.model.config, "is_encoder_decoder", False)),
+    )
     return reasons[0] if reasons else None

@@ -27,6 +27,7 @@ class DeviceSupport:
         page_locked: bool = True,
         ram_holds_all: bool = True,
         forecast: str | None = None,
+        encoder_decoder: bool = False,
     ) -> list[str]:
         """All reasons against it, the one to be told first; none if the device can.
 
@@ -38,6 +39,7 @@ class DeviceSupport:
         from hotset.engine.kernels.triton_experts import TritonExperts
 
         found = [
+            "the decode steps of encoder-decoder models are not captured" if encoder_decoder else None,
             None if page_locked else "the system refused to lock the RAM tier's memory",
             None if ram_holds_all else "the RAM tier does not hold all experts: give it more by --host-memory",
             None if forecast in (None, "gate") else f"the forecast {forecast} is made by the host",

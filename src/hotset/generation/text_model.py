@@ -90,7 +90,7 @@ class TextModel:
 
     def trace(self, lookahead: int = 0) -> Recording:
         """Record what is routed inside a block, under the name of the model in the options."""
-        return self.handle.trace(meta={"model": self.options.name}, guesses=lookahead)
+        return self.handle.trace(meta={"model": self.options.name}, lookahead=lookahead)
 
     def stats(self) -> dict[str, Any]:
         """What the cache did since the last reset."""

@@ -24,9 +24,10 @@ from hotset.models.handle import Handle
 from hotset.models.layers import MoeLayer
 from hotset.models.learning import begin, read_profile
 from hotset.models.memory_plan import MemoryPlanner
-from hotset.models.placeholders import install_placeholders
+from hotset.models.placeholders import Placeholder, install_placeholders
 from hotset.options import Place, RunOptions, takes_options
 from hotset.owner import Owner
+from hotset.profile import Profile
 from hotset.shape import format_size
 from hotset.store import Catalog, LayerSource, Part, SlotLayout
 from hotset.store.catalog import Bytes
@@ -60,12 +61,12 @@ def _attach(model: Any, moe_layers: list[MoeLayer], options: RunOptions) -> Any:
     bound_library_caches()
     planner = MemoryPlanner(options, loaded=True)
     if planner(model, moe_layers, _unwritten(moe_layers, layouts)):
-        handle = watch(model, moe_layers, _planned(planner), options)
+        handle = watch(model, moe_layers, _planned(planner), options, known)
     else:
-        handle = _detach_experts(model, moe_layers, layouts, planner)
+        handle = _detach_experts(model, moe_layers, layouts, planner, known)
     handle.warn(*planner.notes)
     try:
-        begin(handle, options, known)
+        begin(handle, options)
     except BaseException:
         detach(model)  # the only copy of the experts is ours now
         raise
@@ -84,7 +85,7 @@ def detach(model: Any) -> Any:
         for placeholder in reversed(handle.placeholders):
             placeholder.fill(whole[placeholder.name])
     handle.close()
-    handle.lift()
+    handle.patches.lift()
     _forget(model)
     return model
 
@@ -121,21 +122,27 @@ def blocks_of(
 
 
 def _detach_experts(
-    model: Any, moe_layers: list[MoeLayer], layouts: Sequence[SlotLayout], planner: MemoryPlanner
+    model: Any,
+    moe_layers: list[MoeLayer],
+    layouts: Sequence[SlotLayout],
+    planner: MemoryPlanner,
+    profile: Profile | None,
 ) -> Handle:
+    placeholders: list[Placeholder] = []
     folder = Path(tempfile.mkdtemp(prefix="hotset-", dir=planner.options.spill))
     try:
         layers = tuple(PackLayer(s.name, layout, s.experts) for s, layout in zip(moe_layers, layouts, strict=True))
         with Packer(folder / "experts", PackPlan(layers), durable=False) as packer:
             packer.add_all(blocks_of(model, moe_layers, layouts))
             packer.finish()
-        handle = connect(model, moe_layers, open_packed(folder / "experts"), _planned(planner), planner.options)
+        catalog, plan = open_packed(folder / "experts"), _planned(planner)
+        handle = connect(model, moe_layers, catalog, plan, planner.options, placeholders=placeholders, profile=profile)
     except BaseException:
         remove_folder(folder, Owner())
         raise
     remove = weakref.finalize(handle.engine, remove_folder, folder, Owner())  # at the latest when the process ends
-    handle.placeholders = install_placeholders(model, moe_layers)
-    handle.on_close(remove)
+    placeholders += install_placeholders(model, moe_layers)
+    handle.patches.add(remove)
     return handle
 
 

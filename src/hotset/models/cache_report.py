@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hotset.cache.counters import Count, Counters
 from hotset.cache.statistics import statistics_of
 from hotset.engine.engine import Engine
 from hotset.engine.host.forecasting import ForecastPredictor, forecast_stats
-from hotset.engine.host.prefetcher import Prefetcher
+from hotset.engine.host.prefetcher import PrefetchCounts, Prefetcher
 from hotset.engine.preload import BackgroundLoader
 from hotset.engine.requests import Request
 from hotset.errors import HotsetError
 from hotset.profile.statistics import Counts, History, Statistics
+from hotset.trace import Phase
 
 
 class CacheReport:
@@ -25,6 +29,68 @@ class CacheReport:
         self.engine = engine
         self.model_name = model_name
         self._background_before = 0
+        self._before = engine.controller.counters()
+
+    def stats(self) -> dict[str, Any]:
+        """What happened since the last reset: hits, bytes and time; hits and misses add up to the experts asked for.
+
+        Hits and misses are the cache's own, as a replay gives them. `prefetch_hits` are misses that no step waited for,
+        since prefetch had brought them in time; `late` are those that were still on their way. A `hit_rate` is None
+        until an expert was asked for. `backward` is what backward passes asked for: the policy
+        and these counts do not know of it.
+        """
+        engine, clock = self.engine, self.engine.stats.clock
+        engine.sync_clock()
+        with engine.paused():
+            self._poll()
+            counters = engine.controller.counters() - self._before
+        tokens = sum(clock.tokens)
+        plan = engine.controller.plan
+        return {
+            "engine": engine.kind,
+            **engine.driven(),
+            "policy": engine.controller.policy.spec,
+            "shape": {"layers": plan.shape.layers, "experts": plan.shape.experts, "top_k": plan.shape.top_k},
+            "slots": plan.cached,
+            "staging": plan.staging,
+            "scope": plan.scope.value,
+            "expert_bytes": plan.shape.expert_bytes,
+            "resident": len(engine.controller.residents()),
+            "memory": engine.resident_bytes(),
+            "resident_bytes": sum(engine.resident_bytes().values()),
+            "passes": clock.passes,
+            "tokens": tokens,
+            "asked": counters.total(Count.HITS) + counters.total(Count.MISSES),
+            "hits": counters.total(Count.HITS),
+            "misses": counters.total(Count.MISSES),
+            **self._prefetched(),
+            "hit_rate": self._rate(counters),
+            "prefill": self._phase(counters, Phase.PREFILL),
+            "decode": self._phase(counters, Phase.DECODE),
+            "loaded_bytes": clock.loaded_bytes,
+            "bytes_per_token": clock.loaded_bytes / tokens if tokens else 0.0,
+            "pass_s": clock.pass_s,
+            "experts_s": clock.experts_s,
+            "stall_s": clock.stall_s,
+            "stall_share": clock.stall_s / clock.pass_s if clock.pass_s else 0.0,
+            "pins": len(engine.controller.pins()),
+            "background_bytes": self.background_bytes(),
+            "backward": asdict(clock.backward),
+            **self.learning(),
+        }
+
+    def reset_stats(self) -> None:
+        """Count from here; what is resident and what was learnt stays."""
+        self.engine.sync_clock()
+        with self.engine.paused():
+            self._poll()
+            self._before = self.engine.controller.counters()
+            self.engine.stats.reset()
+            self._background_before += self.background_bytes()
+            if self.prefetcher is not None:
+                self.prefetcher.reset_counts()
+            if self.engine.monitor is not None and self.engine.monitor.comparison is not None:
+                self.engine.monitor.comparison.reset()
 
     def statistics(self) -> Statistics:
         """All that is known of every expert since the model was loaded, as grids of layers and experts."""
@@ -32,7 +98,7 @@ class CacheReport:
         with engine.paused():
             self._poll()
             history = History.empty() if engine.monitor is None else engine.monitor.history()
-            return statistics_of(engine.controller, *self._loads(), history)
+            return statistics_of(engine.controller, engine.cache.reservations.preloaded, self._load_bytes, history)
 
     def top(self, layer: int, count: int = 10) -> list[dict[str, Any]]:
         """The hottest experts of a layer now, each with its uses, hits, misses, loads, bytes, rate and last use."""
@@ -102,16 +168,19 @@ class CacheReport:
         if self.engine.monitor is not None:
             self.engine.monitor.poll()
 
-    def _reset_learning(self) -> None:
-        self._background_before += self.background_bytes()
-        if self.prefetcher is not None:
-            self.prefetcher.reset_counts()
-        if self.engine.monitor is not None and self.engine.monitor.comparison is not None:
-            self.engine.monitor.comparison.reset()
+    def _phase(self, counters: Counters, phase: Phase) -> dict[str, Any]:
+        rate = {"hit_rate": self._rate(counters, phase), "pass_tokens": self.engine.stats.clock.tokens[phase]}
+        return counters.as_dict(phase) | rate | (self._prefetched() if phase is Phase.DECODE else {})
 
-    def _loads(self) -> tuple[Counts, Counts]:
-        """Loads of every expert in the background, and what one load of it moves."""
-        return self.engine.cache.reservations.preloaded, self._load_bytes
+    def _prefetched(self) -> dict[str, int]:
+        """Misses that were prefetched, in decode: for prompts nothing is."""
+        counts = PrefetchCounts() if self.prefetcher is None else self.prefetcher.counts
+        return {"prefetch_hits": counts.in_time, "late": counts.late}
+
+    def _rate(self, counters: Counters, phase: Phase | None = None) -> float | None:
+        """The share of hits, None before anything was asked for; where everything is resident that is all."""
+        rate = 1.0 if self.engine.offload is None else counters.hit_rate(phase)
+        return None if math.isnan(rate) else rate
 
     @cached_property
     def _load_bytes(self) -> Counts:

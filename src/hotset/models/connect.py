@@ -28,6 +28,7 @@ from hotset.models.learning import warm_pin_tokens
 from hotset.models.memory_plan import host_plan
 from hotset.models.notices import Notices
 from hotset.models.patches import refuse_copies, refuse_in_children, refuse_saving, show_handle
+from hotset.models.placeholders import Placeholder
 from hotset.models.prompt_chunks import PromptChunks
 from hotset.models.routers import Routers
 from hotset.models.routing_hook import RoutingHook
@@ -36,6 +37,7 @@ from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF
 from hotset.policies import parse
 from hotset.prefetch import PrefetchTrial
+from hotset.profile import Profile
 from hotset.store import Catalog
 
 
@@ -45,17 +47,21 @@ def connect(
     catalog: Catalog,
     plan: SlotPlan,
     options: RunOptions,
+    *,
     kernels: KernelFactory | None = None,
+    placeholders: list[Placeholder],
+    profile: Profile | None,
 ) -> Handle:
     """Serve the experts of a model from slots, by kernels that suit the device or by those given."""
     notices = Notices()
     engine = make_engine(model, catalog, moe_layers, plan, options, notices, kernels)
-    handle = connect_engine(model, moe_layers, engine, prompt_chunks(model, engine, options), notices)
+    known: Any = {"notices": notices, "placeholders": placeholders, "profile": profile}
+    handle = connect_engine(model, moe_layers, engine, prompt_chunks(model, engine, options), **known)
     try:
         drive_by_device(model, handle, options)
     except BaseException:
         handle.close()  # no caller knows of its threads and memory yet
-        handle.lift()
+        handle.patches.lift()
         raise
     if engine.kind == "cuda" and engine.offload is not None and not engine.offload.pinned:
         handle.warn("the system refused to lock the RAM tier's memory, so copies are slower: raise ulimit -l")
@@ -63,24 +69,21 @@ def connect(
 
 
 def connect_engine(
-    model: Any,
-    moe_layers: list[MoeLayer],
-    engine: Engine,
-    chunks: PromptChunks | None = None,
-    notices: Notices | None = None,
+    model: Any, moe_layers: list[MoeLayer], engine: Engine, chunks: PromptChunks | None = None, **known: Any
 ) -> Handle:
-    """Send the calls of a model's experts to an engine."""
-    handle = _handle(model, engine, moe_layers, chunks, notices=notices)
+    """Send the calls of a model's experts to an engine; `known` is what the handle is told beside."""
+    handle = _handle(Handle(model, engine, moe_layers, StepTracker(engine), **known), model, chunks)
     for layer, moe_layer in enumerate(moe_layers):
-        handle.on_release(
-            moe_layer.install(_forward(engine, handle.tracker, layer, moe_layer))
-        )  # a closed engine refuses by itself
-    handle.on_release(refuse_in_children(model, engine.guard.owner))
-    handle.on_close(refuse_saving(model))
+        forward = _forward(engine, handle.tracker, layer, moe_layer)
+        handle.patches.add(moe_layer.install(forward), until_whole=True)  # a closed engine refuses by itself
+    handle.patches.add(refuse_in_children(model, engine.guard.owner), until_whole=True)
+    handle.patches.add(refuse_saving(model))
     return handle
 
 
-def watch(model: Any, moe_layers: list[MoeLayer], plan: SlotPlan, options: RunOptions) -> Handle:
+def watch(
+    model: Any, moe_layers: list[MoeLayer], plan: SlotPlan, options: RunOptions, profile: Profile | None
+) -> Handle:
     """Leave a model as it is, and only count its passes and record its routing when asked."""
     stock = [moe_layer.stock for moe_layer in moe_layers if moe_layer.stock is not None]
     engine = stock_engine(Controller(plan, parse(options.policy_spec)), stock)
@@ -90,7 +93,8 @@ def watch(model: Any, moe_layers: list[MoeLayer], plan: SlotPlan, options: RunOp
             moe_layer.install(_forward(engine, tracker, layer, moe_layer)) for layer, moe_layer in enumerate(moe_layers)
         ]
     )
-    return _handle(model, engine, moe_layers, prompt_chunks(model, engine, options), tracker, routing_hook)
+    handle = Handle(model, engine, moe_layers, tracker, routing_hook=routing_hook, profile=profile)
+    return _handle(handle, model, prompt_chunks(model, engine, options))
 
 
 def make_engine(
@@ -151,7 +155,10 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
     engine, decode = handle.engine, handle.engine.device_decode
     if engine.kind != "cuda" or options.engine == "host":
         return
-    reasons = ["Triton is missing"] if decode is None else decode.unsupported_reasons()
+    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    reasons = ["Triton is missing"]
+    if decode is not None:
+        reasons = decode.unsupported_reasons(encoder_decoder=encoder_decoder)
     if decode is not None and not reasons:
         from hotset.models.decode_graph import DecodeGraphs
 
@@ -167,7 +174,7 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
             warn=handle.warn,
             demanded=options.engine == "device",
         )
-        handle.on_close(graphs.install())
+        handle.patches.add(graphs.install())
     elif options.engine == "device":
         raise HotsetError(f"the device cannot drive this model: {reasons[0]}; leave --engine out, or use --engine host")
     else:
@@ -198,22 +205,13 @@ def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChun
     )
 
 
-def _handle(
-    model: Any,
-    engine: Engine,
-    moe_layers: list[MoeLayer],
-    chunks: PromptChunks | None,
-    tracker: StepTracker | None = None,
-    routing_hook: RoutingHook | None = None,
-    notices: Notices | None = None,
-) -> Handle:
-    tracker = tracker or StepTracker(engine)
-    handle = Handle(model, engine, moe_layers, tracker, routing_hook or RoutingHook(), notices or Notices())
+def _handle(handle: Handle, model: Any, chunks: PromptChunks | None) -> Handle:
+    """Have a handle follow the calls of its model."""
     if chunks is not None:
-        handle.on_close(chunks.attach(model))  # before the tracker: to it every chunk is a step of its own
-    handle.on_close(tracker.attach(model))
-    handle.on_release(refuse_copies(model))
-    handle.on_release(show_handle(model, handle))
+        handle.patches.add(chunks.attach(model))  # before the tracker: to it every chunk is a step of its own
+    handle.patches.add(handle.tracker.attach(model))
+    handle.patches.add(refuse_copies(model), until_whole=True)
+    handle.patches.add(show_handle(model, handle), until_whole=True)
     return handle
 
 

@@ -48,22 +48,13 @@ def warm_pin_tokens(options: RunOptions) -> int:
     return words[str(options.warm_pin)] if options.warm_pin in words else int(options.warm_pin)
 
 
-def begin_or_close(handle: Handle, options: RunOptions, profile: Profile | None) -> None:
-    """Begin with what was learnt; a model for which that is refused is not left half open."""
-    try:
-        begin(handle, options, profile)
-    except BaseException:
-        handle.close()
-        raise
-
-
-def begin(handle: Handle, options: RunOptions, profile: Profile | None) -> None:
-    """Start warm, pin, and go on learning, as far as that was asked for."""
+def begin(handle: Handle, options: RunOptions) -> None:
+    """Start warm from the handle's profile, pin, and go on learning, as far as that was asked for."""
+    profile = handle.profile
     if options.learn is not None:
         keep_learning(handle, options)
     if profile is not None:
         profile.check(handle.engine.shape, handle.fingerprint, allow_foreign=options.allow_foreign)
-        handle.profile = profile
     if handle.engine.offload is None:
         if profile is not None or options.pin or warm_pin_tokens(options):
             handle.warn("all experts are in memory: there is nothing to warm or to pin")
@@ -87,7 +78,7 @@ def keep_learning(handle: Handle, options: RunOptions) -> None:
     check_writable(path)
     handle.observe()
     autosave = ProfileAutosave(writer, 60 * options.learn_every, handle.warn)
-    handle.on_close(autosave.stop)
+    handle.patches.add(autosave.stop)
 
 
 def hottest_share(controller: Controller, heat: Grid, text: str) -> list[ExpertKey]:

@@ -13,7 +13,7 @@ from hotset.models.connect import connect, watch
 from hotset.models.deferred import DeferredExperts
 from hotset.models.device import torch_device
 from hotset.models.gguf_place import located
-from hotset.models.learning import begin_or_close, read_profile
+from hotset.models.learning import begin, read_profile
 from hotset.models.memory_plan import MemoryPlanner
 from hotset.models.pretrained import read_model
 from hotset.options import Place, RunOptions, takes_options
@@ -54,10 +54,18 @@ def load_model(model: str, options: RunOptions, profile: Profile | None, kernels
         raise ModelError(f"{model} was not loaded from safetensors files: save it once with save_pretrained")
     loaded.to(torch_device(options.device))
     if deferred.kept:
-        handle = watch(loaded, deferred.moe_layers, planner.plan, options)
+        handle = watch(loaded, deferred.moe_layers, planner.plan, options, profile)
     else:
-        handle = connect(loaded, deferred.moe_layers, deferred.catalog, planner.plan, options, kernels)
-        handle.placeholders = deferred.placeholders
+        handle = connect(
+            loaded,
+            deferred.moe_layers,
+            deferred.catalog,
+            planner.plan,
+            options,
+            kernels=kernels,
+            placeholders=deferred.placeholders,
+            profile=profile,
+        )
     packed = all(layer.layout.matrices for layer in deferred.catalog.layers)
     if (stored := deferred.catalog.meta.get(STORED_AS)) and not packed:
         handle.warn(
@@ -65,5 +73,9 @@ def load_model(model: str, options: RunOptions, profile: Profile | None, kernels
             "read; hotset pack --experts dense does it once for all"
         )
     handle.warn(*planner.notes)
-    begin_or_close(handle, options, profile)
+    try:
+        begin(handle, options)
+    except BaseException:
+        handle.close()  # a model for which that is refused is not left half open
+        raise
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -12,14 +13,25 @@ from torch import Tensor
 
 from hotset.engine.engine import Engine
 from hotset.errors import HotsetError
+from hotset.forecasts import MAX_DISTANCE
+from hotset.models.routers import Routers
 from hotset.models.routing_hook import RoutingHook
 from hotset.trace import Trace
 from hotset.trace.recorder import Recorder
 from hotset.trace.run import Run
 from hotset.trace.trace import Labels
 
-Gate = Callable[[int, Tensor], Tensor]
+RoutersAhead = Callable[[int, Tensor], Tensor]
 """What the routers of the layers ahead make of a layer's input."""
+
+
+def routers_ahead(routers: Routers | None, distances: int, top_k: int) -> RoutersAhead:
+    """What a recording asks the routers of the next so many layers."""
+    if not 1 <= distances <= MAX_DISTANCE:
+        raise HotsetError(f"the lookahead is 1 to {MAX_DISTANCE} layers, not {distances}")
+    if routers is None:
+        raise HotsetError("this model's routers are not plain matrices: their predictions cannot be recorded")
+    return partial(routers.predict, distances=distances, width=2 * top_k)
 
 
 class Recording(Recorder):
@@ -31,7 +43,7 @@ class Recording(Recorder):
         path: Path | None,
         meta: dict[str, str],
         routing_hook: RoutingHook,
-        gate: Gate | None = None,
+        routers: RoutersAhead | None = None,
     ) -> None:
         super().__init__(engine.shape, meta)
         self._engine, self._path = engine, path
@@ -39,7 +51,7 @@ class Recording(Recorder):
         with engine.paused():  # what was served before is not part of it
             if engine.stats.recorder is not None:
                 raise HotsetError("this model is being recorded already: end that recording first")
-            engine.stats.start_recording(self, gate)
+            engine.stats.start_recording(self, routers)
             self._before = _history(engine)
         self._release_hook = routing_hook.acquire()
 

@@ -374,7 +374,7 @@ def test_a_recording_is_that_of_the_host(folder: Path) -> None:
     for install in (True, False):
         model = load(folder, install=install)
         greedy(model, 2)  # not part of it
-        with model.hotset.trace(guesses=1) as recording:
+        with model.hotset.trace(lookahead=1) as recording:
             greedy(model, 3)
             assert len(recording.blocks) == 3  # whoever records looks between passes
             greedy(model, 2, OTHER)
@@ -394,7 +394,7 @@ def test_a_recording_is_that_of_the_host(folder: Path) -> None:
 def test_recordings_of_other_gates_have_graphs_of_their_own(folder: Path) -> None:
     model = load(folder)
     for guesses in (0, 1, 2, 1):
-        with model.hotset.trace(guesses=guesses) as recording:
+        with model.hotset.trace(lookahead=guesses) as recording:
             greedy(model, 2)
         found = recording.finish().guesses
         assert (found is None) if not guesses else (found.shape[2] == guesses)

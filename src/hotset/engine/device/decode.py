@@ -58,8 +58,8 @@ class DeviceDecode:
 
     # Whether the device can drive.
 
-    def unsupported_reasons(self) -> list[str]:
-        """What keeps this engine from being driven by the device, in words."""
+    def unsupported_reasons(self, *, encoder_decoder: bool = False) -> list[str]:
+        """What keeps this engine, of such a model, from being driven by the device, in words."""
         controller, forecast = self.cache.controller, self._forecast
         named = forecast is not None and not forecast.trial.state.options[0]  # else ours to choose
         return DeviceSupport.check(
@@ -69,6 +69,7 @@ class DeviceDecode:
             page_locked=self.page_locked,
             ram_holds_all=self._tier.controller.plan.cached >= controller.plan.shape.total_experts,
             forecast=forecast.forecast.name if forecast is not None and named else None,
+            encoder_decoder=encoder_decoder,
         )
 
     @property
