@@ -18,6 +18,7 @@ SOURCES = (
 """The packages that take part when a model runs on a GPU."""
 TESTS = (
     "tests/gpu/conftest.py",
+    "tests/gpu/format_runs.py",
     "tests/gpu/gpu_commands.py",
     "tests/gpu/test_*.py",
     "tests/engine/device/*.py",

@@ -148,7 +148,7 @@ def test_the_host_s_kernels_compute_in_parts_what_they_compute_at_once(spec: str
         assert (found[0] - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS[::4] if CUDA else SPECS)  # each is compiled there
 def test_matrices_are_written_out_to_the_same_bits(spec: str) -> None:
     packed = both("qwen3_moe", spec)[1]
     linear = GroupedKernels(packed.arena, packed.layout, packed.spec).experts.up
