@@ -37,7 +37,7 @@ ALLOWED = {
     "profile": {"reading", "text", "policies", "trace", "shape", "files", "errors"},
     "store": {"reading", "files", "errors"},
     "transfer": {"store", "owner", "trace", "errors"},
-    "formats": {"store", "checks", "errors"},
+    "formats": {"compiling", "store", "checks", "errors"},
     "engine": {
         "formats",
         "transfer",

@@ -18,6 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LOG = logging.getLogger("hotset.compiling")
 _LOG.setLevel(logging.WARNING)  # whatever else is kept quiet: this is said once, to whom it costs time at every start
 _said = False
+_callbacks: list[Any] = []  # what was compiled goes when nothing refers to it
 
 
 def keep_compiled(**options: Any) -> Callable[[F], F]:
@@ -31,6 +32,18 @@ def keep_compiled(**options: Any) -> Callable[[F], F]:
         return compiled
 
     return compile_it
+
+
+def keep_callback(function: Callable[..., Any]) -> int:
+    """Compile a function of one whole number to one that C can call, keep its machine code, and return its address."""
+    from numba import types
+    from numba.core.ccallback import CFunc
+
+    compiled: Any = CFunc(function, ((types.int64,), types.void), locals={}, options={"error_model": "numpy"})
+    compiled._cache = _cache_of(function)
+    compiled.compile()
+    _callbacks.append(compiled)
+    return int(compiled.address)
 
 
 def _cache_of(function: Callable[..., Any]) -> Any:

@@ -26,6 +26,8 @@ from hotset.store.layout import ITEM_BYTES
 if TYPE_CHECKING:
     import torch
 
+    from hotset.formats._rows import RowKernels
+
     Tensor = torch.Tensor
 
 MAX_PARTS = 4
@@ -178,6 +180,10 @@ class WeightFormat(ABC):
         numbers = scratch(self.shape(operand), self.dtype, x.device)
         self.decode(operand, numbers)
         torch.mm(x, numbers.T, out=out)
+
+    def row_kernels(self, outputs: int, inputs: int) -> RowKernels | None:  # noqa: ARG002 - any format may have some
+        """The compiled kernels that a CPU multiplies few tokens by; None if there are none, and it is as for many."""
+        return None
 
     def stacked(self, views: Sequence[Tensor]) -> Tensor | None:  # noqa: ARG002 - plain numbers alone can
         """The matrices of all rows as one tensor (rows, inputs, outputs), where they lie as plain numbers."""

@@ -20,6 +20,8 @@ from hotset.store.layout import ITEM_BYTES
 if TYPE_CHECKING:
     import torch
 
+    from hotset.formats._rows import RowKernels
+
     Tensor = torch.Tensor
 
 SCALES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "e8m0": "uint8"}
@@ -107,6 +109,13 @@ class Fp8(WeightFormat):
                 for first in range(0, len(numbers), block_n):
                     numbers[first : first + block_n].mul_(factors[(rows.start + first) // block_n])
             out[rows] = numbers
+
+    def row_kernels(self, outputs: int, inputs: int) -> RowKernels | None:
+        """Those of 8-bit numbers."""
+        from hotset.formats._float_rows import fp8_kernels
+
+        wide = self.values == "e5m2"
+        return fp8_kernels(self.dtype, self.block_n, self.block_k, self.scales, wide, outputs, inputs)
 
     def tile(self) -> TileLoader | None:
         """Bytes widened by shifts, since Triton knows the type on some devices only."""

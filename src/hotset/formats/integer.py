@@ -18,6 +18,8 @@ from hotset.store.layout import ITEM_BYTES
 if TYPE_CHECKING:
     import torch
 
+    from hotset.formats._rows import RowKernels
+
     Tensor = torch.Tensor
 
 BITS = (4, 8)
@@ -139,6 +141,17 @@ class Integer(WeightFormat):
             codes, scales = integer_groups(grouped(matrix[rows].float(), count), self.bits, self.scales, by_group)
             out[0][rows] = joined(codes.flatten(-2)) if self.bits == 4 else codes.flatten(-2)
             out[1][rows] = scales
+
+    def row_kernels(self, outputs: int, inputs: int) -> RowKernels | None:
+        """Those of integers, unless inputs are in any order."""
+        from hotset.formats._integer_rows import row_kernels
+
+        if self.ordered or self.zeros == "packed":
+            return None
+        rounds = DIGITS[self.scales] < DIGITS.get(self.dtype, 0)
+        return row_kernels(
+            self.dtype, self.bits, self.group, self.scales, self.zeros == "bytes", rounds, outputs, inputs
+        )
 
     def tile(self) -> TileLoader | None:
         """Codes to integers to float32."""

@@ -15,6 +15,8 @@ from hotset.formats.base import Encoded, FormatPart, StoredModule, TileLoader, W
 if TYPE_CHECKING:
     import torch
 
+    from hotset.formats._rows import RowKernels
+
     Tensor = torch.Tensor
 
 GROUP = 32
@@ -62,6 +64,12 @@ class Mxfp4(WeightFormat):
         for rows in tiles(*matrix.shape):
             codes, scales = mxfp4_groups(grouped(matrix[rows].float(), count), by_group)
             out[0][rows], out[1][rows] = joined(codes.flatten(-2)), scales
+
+    def row_kernels(self, outputs: int, inputs: int) -> RowKernels | None:
+        """Those of 4-bit numbers."""
+        from hotset.formats._float_rows import mxfp4_kernels
+
+        return mxfp4_kernels(self.dtype, outputs, inputs)
 
     def tile(self) -> TileLoader | None:
         """Codes widened by shifts."""

@@ -15,6 +15,8 @@ from hotset.formats.base import Encoded, FormatPart, StoredModule, TileLoader, W
 if TYPE_CHECKING:
     import torch
 
+    from hotset.formats._rows import RowKernels
+
     Tensor = torch.Tensor
 
 GROUP = 16
@@ -74,6 +76,12 @@ class Nvfp4(WeightFormat):
             own = e4m3(scales[rows])
             factors = own / each[rows] if self.divides else own * each[rows]
             out[rows] = grouped(fp4(codes[rows]), scales.shape[1]).mul_(factors[..., None]).flatten(-2)
+
+    def row_kernels(self, outputs: int, inputs: int) -> RowKernels | None:
+        """Those of 4-bit numbers."""
+        from hotset.formats._float_rows import nvfp4_kernels
+
+        return nvfp4_kernels(self.dtype, self.matrices, self.divides, outputs, inputs)
 
     def tile(self) -> TileLoader | None:
         """Codes and scales widened by shifts."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
-from hotset.engine.kernels.cpu import RowLinear
+from hotset.engine.kernels.linear import RowLinear
 from hotset.engine.kernels.triton_kernels import _parts_at
 from hotset.formats import TileLoader
 

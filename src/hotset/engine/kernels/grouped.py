@@ -11,7 +11,8 @@ import torch
 from hotset.engine.arena import Arena
 from hotset.engine.batch import ExpertBatch, IntArray
 from hotset.engine.kernels.base import ExpertKernels
-from hotset.engine.kernels.cpu import RowExperts, RowLinear
+from hotset.engine.kernels.cpu import RowExperts
+from hotset.engine.kernels.linear import RowLinear
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.store import SlotLayout
 

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 
 from hotset.engine.kernels.activations import Activation
-from hotset.engine.kernels.cpu import RowLinear
 from hotset.engine.kernels.launches import Launches, kind_of
+from hotset.engine.kernels.linear import RowLinear
 from hotset.engine.kernels.pairs import Pairs, Phase, Scratch
 from hotset.engine.kernels.triton_kernels import down_kernel, up_kernel
 from hotset.engine.kernels.tuning import Choice, Problem

@@ -13,7 +13,7 @@ import torch
 
 from hotset.engine.arena import Arena
 from hotset.engine.kernels.activations import Activation, activation_of
-from hotset.engine.kernels.cpu import RowLinear
+from hotset.engine.kernels.linear import RowLinear
 from hotset.engine.kernels.pairs import Pairs, Phase, Scratch
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.tile_products import ROUTER_DTYPES, Products, TiledLinear, UnsupportedExpertsError
