@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.errors import TritonError
 
+from hotset.engine.kernels.launches import Launches, kind_of
 from hotset.engine.kernels.linear import RowLinear
 from hotset.engine.kernels.triton_kernels import _parts_at
 from hotset.formats import TileLoader
@@ -42,6 +42,7 @@ class MatrixDecoder:
     def __init__(self, linear: RowLinear, tile: TileLoader) -> None:
         self.linear, self.tile = linear, tile
         self._strides = tuple(view.stride(0) for view in linear.views)
+        self._launch = Launches(decode_kernel, num_warps=WARPS, enable_fp_fusion=False)
 
     @classmethod
     def of(cls, linear: RowLinear) -> MatrixDecoder | None:
@@ -54,11 +55,11 @@ class MatrixDecoder:
         linear, device = self.linear, self.linear.views[0].device
         out = torch.empty((len(rows), linear.width, linear.depth), dtype=linear.dtype, device=device)
         which = torch.tensor(rows, dtype=torch.int32).to(device, non_blocking=True)
-        launch: Any = decode_kernel[triton.cdiv(linear.width, BLOCK_N), triton.cdiv(linear.depth, BLOCK_K), len(rows)]
         try:
-            launch(
+            self._launch(
+                (triton.cdiv(linear.width, BLOCK_N), triton.cdiv(linear.depth, BLOCK_K), len(rows)), kind_of(out),
                 linear.views, self._strides, which, out, linear.width, linear.depth, self.tile.function,
-                self.tile.settings, BLOCK_N, BLOCK_K, num_warps=WARPS, enable_fp_fusion=False,
+                self.tile.settings, BLOCK_N, BLOCK_K,
             )  # fmt: skip
         except TritonError:
             return None

@@ -84,7 +84,7 @@ class GroupedLinear(RowLinear):
 
         None if they cannot be. How they are multiplied does not depend on how many there are: neither do the bits.
         """
-        out = inputs.new_empty((ends[-1], self.width))
+        found: list[Tensor] = []
         step, begin = max(DECODED_BYTES // (self.width * self.depth * self.dtype.itemsize), 1), 0
         for first in range(0, len(rows), step):
             stops, decoded = ends[first : first + step], decode(rows[first : first + step])
@@ -93,14 +93,12 @@ class GroupedLinear(RowLinear):
             numbers, given = decoded.transpose(1, 2), inputs[begin : stops[-1]]
             if _can_be_grouped(numbers):
                 offsets = np.asarray(stops, np.int32) - np.int32(begin)
-                out[begin : stops[-1]] = _grouped_product(given.contiguous(), numbers, offsets)
+                found.append(_grouped_product(given.contiguous(), numbers, offsets))
             else:
-                sizes = np.diff(stops, prepend=begin).tolist()
-                results = out[begin : stops[-1]].split_with_sizes(sizes)
-                for matrix, own, result in zip(numbers, given.split_with_sizes(sizes), results, strict=True):
-                    torch.mm(own, matrix, out=result)
+                each = given.split_with_sizes(np.diff(stops, prepend=begin).tolist())
+                found += [torch.mm(own, matrix) for own, matrix in zip(each, numbers, strict=True)]
             begin = stops[-1]
-        return self._biased(out, rows, ends)
+        return self._biased(found[0] if len(found) == 1 else torch.cat(found), rows, ends)
 
     def _biased(self, out: Tensor, rows: Sequence[int], ends: Sequence[int]) -> Tensor:
         """The results of each row's matrix with the bias of the row."""

@@ -19,11 +19,11 @@ class Launches:
         self.kernel, self.options = kernel, options
         self._binaries: dict[Hashable, Any] = {}
 
-    def __call__(self, grid: tuple[int, int], kind: Hashable, *args: Any) -> None:
+    def __call__(self, grid: tuple[int, ...], kind: Hashable, *args: Any) -> None:
         """Launch it; `kind` tells apart whatever Triton compiles different binaries for."""
         binary = self._binaries.get(kind)
         if binary is not None:
-            binary[*grid, 1](*args)
+            binary[(*grid, 1, 1)[:3]](*args)
             return
         made = self.kernel[grid](*args, **self.options)
         if made is not None:  # the interpreter has none
