@@ -31,10 +31,9 @@ from hotset.cache.plan import SlotPlan
 from hotset.engine.build import gpu_engine
 from hotset.engine.host.forecasting import ForecastPredictor
 from hotset.forecasts import parse as parse_forecast
-from hotset.models.budget import prefetch_rows_for
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
-from hotset.prefetch import PrefetchTrial
+from hotset.prefetch import PrefetchTrial, prefetch_rows
 from hotset.trace import Trace
 
 from common import publish
@@ -75,7 +74,7 @@ class Trial:
     def __init__(self, bench: Bench, share: float, trace: Trace, *, guess: bool) -> None:
         self.bench, self.share, self.guess = bench, share, guess
         shape, device = bench.shape, torch.device("cuda", 0)
-        ahead = prefetch_rows_for(shape, by_device=True) if guess else 0  # the cache gives them up
+        ahead = prefetch_rows("device", shape) if guess else 0  # the cache gives them up
         plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, prefetch_rows=ahead)
         controller = Controller(plan, policies.parse(bench.policy))
         specs = [moe_layer.spec for moe_layer in bench.moe_layers]
@@ -188,7 +187,7 @@ def published_shape(
     bench = Bench(shape, "blend", weight_format)
     link = link_of(bench)
     result |= {"expert_bytes": bench.catalog.slot_bytes, "link_gb_per_s": link, "rows": []}
-    result["guess_rows"] = prefetch_rows_for(bench.shape, by_device=True)
+    result["guess_rows"] = prefetch_rows("device", bench.shape)
     print(f"{name} in {weight_format}: {bench.catalog.slot_bytes / 1e6:.2f} MB per expert", flush=True)
     for words in rows:
         trial = Trial(bench, float(words.rstrip("p")), trace, guess=words.endswith("p"))

@@ -19,10 +19,10 @@ import torch
 from hotset import policies
 from hotset.cache.controller import Controller
 from hotset.cache.plan import SlotPlan
+from hotset.engine.arena import page_lock
 from hotset.engine.build import gpu_engine
 from hotset.engine.engine import Engine
 from hotset.engine.guard import Guard
-from hotset.engine.pinned import page_lock
 from hotset.engine.slots import SlotCache
 from hotset.engine.tiers import RamTier
 from hotset.models.attach import layout_of

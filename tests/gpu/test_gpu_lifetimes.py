@@ -13,8 +13,10 @@ pytest.importorskip("transformers")
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
-from hotset.engine import pinned  # noqa: E402
-from hotset.engine.arena import Arena  # noqa: E402
+from hotset.engine.arena import (
+    Arena,
+    page_lock,
+)
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -81,11 +83,11 @@ def test_a_load_that_fails_half_way_leaves_no_lock_behind(expected: Any, monkeyp
 
 def test_a_lock_that_is_refused_leaves_no_error_for_the_next_kernel() -> None:
     arena = Arena.in_ram(4, 1 << 20)
-    assert pinned.page_lock(arena, DEVICE)
-    assert not pinned.page_lock(arena, DEVICE)  # these pages are locked already
+    assert page_lock(arena, DEVICE)
+    assert not page_lock(arena, DEVICE)  # these pages are locked already
     assert torch.ones(3, device="cuda").sum().item() == 3
     arena.release()
-    assert pinned.page_lock(arena, DEVICE)
+    assert page_lock(arena, DEVICE)
     arena.release()
     arena.release()
     assert torch.ones(3, device="cuda").sum().item() == 3
@@ -94,7 +96,7 @@ def test_a_lock_that_is_refused_leaves_no_error_for_the_next_kernel() -> None:
 def test_memory_is_unlocked_when_it_is_given_back() -> None:
     for _ in range(20):
         arena = Arena.in_ram(8, 1 << 20)  # mostly at the address of the one before
-        assert pinned.page_lock(arena, DEVICE)
+        assert page_lock(arena, DEVICE)
         view = arena.memory[:10]
         del arena
         assert view.sum().item() == 0

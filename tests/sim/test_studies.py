@@ -272,9 +272,9 @@ def test_slots_for_guesses_are_as_many_everywhere() -> None:
         shape = ModelShape(8, 64, top_k)
         assert prefetch_rows(Driver.CPU, shape) == layout(shape).ahead == slots
     pytest.importorskip("torch")
-    from hotset.models.budget import prefetch_rows_for
+    from hotset.prefetch import prefetch_rows
 
-    assert prefetch_rows_for(shape, by_device=False) == 4
+    assert prefetch_rows("host", shape) == 4
 
 
 def test_judged_requests_are_none_of_the_first_half(mix: Mix) -> None:

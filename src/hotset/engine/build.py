@@ -11,7 +11,7 @@ import torch
 from hotset.cache.controller import Controller
 from hotset.cache.monitor import CacheMonitor
 from hotset.cache.plan import SlotPlan
-from hotset.engine.arena import Arena
+from hotset.engine.arena import Arena, page_lock
 from hotset.engine.driver import Stock, StockDriver
 from hotset.engine.engine import Engine, Offload
 from hotset.engine.guard import Guard
@@ -21,7 +21,6 @@ from hotset.engine.host.prefetcher import Predictor, Prefetcher
 from hotset.engine.host.streams import Streams
 from hotset.engine.kernels import ExpertKernels, ExpertSpec, gpu_kernels
 from hotset.engine.kernels.cpu import PerExpertKernels
-from hotset.engine.pinned import page_lock
 from hotset.engine.preload import DiskLoader, Preloader
 from hotset.engine.slots import SlotCache
 from hotset.engine.stats import EngineStats

@@ -96,11 +96,19 @@ class Engine:
         return self.cache.controller.plan.shape
 
     @property
+    def tier(self) -> RamTier | None:
+        """The RAM tier behind a GPU, if there is one."""
+        return None if self.offload is None else self.offload.tier
+
+    @property
     def tiers(self) -> list[SlotCache]:
         """The caches that hold experts, the fastest first."""
-        return (
-            [self.cache] if self.offload is None or self.offload.tier is None else [self.cache, self.offload.tier.cache]
-        )
+        return [self.cache] if self.tier is None else [self.cache, self.tier.cache]
+
+    @property
+    def prefetcher(self) -> Prefetcher | None:
+        """What brings experts before they are asked for, if anything does."""
+        return None if self.offload is None else self.offload.prefetcher
 
     def offloaded(self, what: str) -> Offload:
         """The parts that offload experts; refuses something that there is no use for where all of them fit."""
@@ -111,13 +119,7 @@ class Engine:
     @property
     def wants_tokens(self) -> bool:
         """Whether steps should say which tokens they compute."""
-        prefetcher = None if self.offload is None else self.offload.prefetcher
-        return self.stats.recorder is not None or (prefetcher is not None and prefetcher.needs_tokens)
-
-    def check_usable(self) -> None:
-        """Refuse a call that would find no experts; a model that is whole runs on, whatever becomes of its engine."""
-        if self.offload is not None:
-            self.guard.check_usable()
+        return self.stats.recorder is not None or (self.prefetcher is not None and self.prefetcher.needs_tokens)
 
     def paused(self) -> AbstractContextManager[Any]:
         """A context in which no event is served: for whatever reads the slots, or changes them, in between."""
@@ -133,8 +135,8 @@ class Engine:
         with self.guard.lock:
             by_device = self.device_decode is not None and self.device_decode.end(step)
             self.stats.end_step(step, 0.0 if by_device else seconds)
-            if not by_device and self.offload is not None and self.offload.prefetcher is not None:
-                self.offload.prefetcher.note_step(step, seconds)
+            if not by_device and self.prefetcher is not None:
+                self.prefetcher.note_step(step, seconds)
             if self.monitor is not None and self.monitor.is_due:
                 self.catch_up()  # it may change the cache
                 self.monitor.poll()
@@ -151,12 +153,6 @@ class Engine:
         """Take in all that was served so far; a device that drives itself may be ahead of the host."""
         if self.device_decode is not None:
             self.device_decode.drain()
-
-    def driven(self) -> dict[str, str]:
-        """Who says what happens on the device, where that is a question."""
-        if self.offload is None or self.offload.tier is None:
-            return {}
-        return {"driven_by": "host" if self.device_decode is None else self.device_decode.last_driver}
 
     def sync_clock(self) -> None:
         """Bring the clock up to date: add the time that a device's compute waited for copies."""
@@ -176,7 +172,7 @@ class Engine:
 
     def resident_bytes(self) -> dict[str, int]:
         """The bytes held, by what for."""
-        plan, tier = self.controller.plan, None if self.offload is None else self.offload.tier
+        plan, tier = self.controller.plan, self.tier
         if self.offload is None:
             return {"slots": plan.shape.total_experts * (plan.shape.expert_bytes or 0)}
         size = self.offload.catalog.slot_bytes

@@ -8,7 +8,6 @@ from hotset.cache.plan import Scope, SlotPlan
 from hotset.errors import BudgetError
 from hotset.models.layers import MoeLayer
 from hotset.options.run import AUTO
-from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
@@ -24,11 +23,6 @@ def shape_of(moe_layers: Sequence[MoeLayer], catalog: Catalog) -> ModelShape:
         top_k=max(moe_layer.top_k for moe_layer in moe_layers),
         expert_bytes=catalog.slot_bytes,
     )
-
-
-def prefetch_rows_for(shape: ModelShape, by_device: bool) -> int:
-    """Rows for prefetch beside the cache."""
-    return prefetch_rows(Driver.DEVICE if by_device else Driver.HOST, shape)
 
 
 def default_staging(shape: ModelShape, on_gpu: bool, by_device: bool = False) -> int:
@@ -54,17 +48,20 @@ def plan_slots(
     room = default_staging(shape, on_gpu, by_device) if staging is None else staging
     if room < 1:
         raise BudgetError("staging needs at least one slot: experts that find no place in the cache pass through it")
-    budget = _auto(free_bytes) if memory == AUTO else memory if isinstance(memory, Budget) else Budget.parse(memory)
-    if budget.size_bytes is not None and staging is None:
-        room = _affordable_staging(budget.size_bytes, shape, room, scope)
+    if memory == AUTO:
+        budget = Budget(size_bytes=max(int(free_bytes * (1 - SAFETY)), 0))
+    else:
+        budget = memory if isinstance(memory, Budget) else Budget.parse(memory)
+    least = least_slots(shape, scope)
     if budget.size_bytes is not None:
-        prefetch_rows = _affordable_prefetch_rows(
-            budget.slots_for(shape, room), least_slots(shape, scope), shape, prefetch_rows
-        )
+        if staging is None:  # less where the budget is so tight that staging would eat the cache
+            room = max(1, min(room, budget.size_bytes // (shape.expert_bytes or 1) - least))
+        # No more rows for prefetch than a sixteenth of the cache, which would lose more by it.
+        slots = budget.slots_for(shape, room)
+        prefetch_rows = max(min(prefetch_rows, slots // 16, slots - least), 0) if slots < shape.total_experts else 0
     slots = budget.slots_for(shape, room + prefetch_rows)
     if slots >= shape.total_experts:
         prefetch_rows = 0  # nothing is ever missing
-    least = least_slots(shape, scope)
     if slots < least:
         raise BudgetError(
             f"{budget} holds {slots} of {shape.total_experts} experts beside {room} for staging; the smallest budget "
@@ -81,18 +78,3 @@ def plan_slots(
 def least_slots(shape: ModelShape, scope: Scope) -> int:
     """The fewest slots with which every layer can cache at all."""
     return max(shape.layers, shape.top_k) if scope is Scope.LAYER else shape.top_k
-
-
-def _affordable_staging(size_bytes: int, shape: ModelShape, wished: int, scope: Scope) -> int:
-    """Less staging where the budget is so tight that staging would eat the cache."""
-    affordable = size_bytes // (shape.expert_bytes or 1) - least_slots(shape, scope)
-    return max(1, min(wished, affordable))
-
-
-def _affordable_prefetch_rows(slots: int, least: int, shape: ModelShape, wished: int) -> int:
-    """No more rows for prefetch than a sixteenth of the cache, which would lose more by it; none where all fits."""
-    return 0 if slots >= shape.total_experts else max(min(wished, slots // 16, slots - least), 0)
-
-
-def _auto(free_bytes: int) -> Budget:
-    return Budget(size_bytes=max(int(free_bytes * (1 - SAFETY)), 0))

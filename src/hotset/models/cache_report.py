@@ -14,7 +14,7 @@ from hotset.cache.counters import Count, Counters
 from hotset.cache.statistics import statistics_of
 from hotset.engine.engine import Engine
 from hotset.engine.host.forecasting import ForecastPredictor, forecast_stats
-from hotset.engine.host.prefetcher import PrefetchCounts, Prefetcher
+from hotset.engine.host.prefetcher import PrefetchCounts
 from hotset.engine.preload import BackgroundLoader
 from hotset.engine.requests import Request
 from hotset.errors import HotsetError
@@ -48,7 +48,7 @@ class CacheReport:
         plan = engine.controller.plan
         return {
             "engine": engine.kind,
-            **engine.driven(),
+            **self._driver(),
             "policy": engine.controller.policy.spec,
             "shape": {"layers": plan.shape.layers, "experts": plan.shape.experts, "top_k": plan.shape.top_k},
             "slots": plan.cached,
@@ -87,8 +87,8 @@ class CacheReport:
             self._before = self.engine.controller.counters()
             self.engine.stats.reset()
             self._background_before += self.background_bytes()
-            if self.prefetcher is not None:
-                self.prefetcher.reset_counts()
+            if self.engine.prefetcher is not None:
+                self.engine.prefetcher.reset_counts()
             if self.engine.monitor is not None and self.engine.monitor.comparison is not None:
                 self.engine.monitor.comparison.reset()
 
@@ -132,23 +132,18 @@ class CacheReport:
 
     def learning(self) -> dict[str, Any]:
         """What the cache found out about itself: the gain over lru, warm pins, and how far a warm start has come."""
-        monitor = self.engine.monitor
+        monitor, prefetcher = self.engine.monitor, self.engine.prefetcher
         found: dict[str, Any] = {"gain": None, "warm_pin": None, "warming": False, "warm_error": None, "prefetch": None}
         if monitor is not None and monitor.comparison is not None:
             found["gain"] = monitor.comparison.gain(int(self._load_bytes.mean()), self.background_bytes())
         if monitor is not None and monitor.warm_pin is not None:
             found["warm_pin"] = monitor.warm_pin.as_dict()
-        if self.prefetcher is not None and isinstance(self.prefetcher.predictor, ForecastPredictor):
-            found["prefetch"] = forecast_stats(self.prefetcher.predictor, self.prefetcher.counts)
+        if prefetcher is not None and isinstance(prefetcher.predictor, ForecastPredictor):
+            found["prefetch"] = forecast_stats(prefetcher.predictor, prefetcher.counts)
         if self._preload is not None:
             found["warming"] = self._preload.busy
             found["warm_error"] = None if self._preload.error is None else str(self._preload.error)
         return found
-
-    @property
-    def prefetcher(self) -> Prefetcher | None:
-        """What fetches experts before they are asked for, if anything does."""
-        return None if self.engine.offload is None else self.engine.offload.prefetcher
 
     @property
     def _preload(self) -> BackgroundLoader | None:
@@ -172,9 +167,15 @@ class CacheReport:
         rate = {"hit_rate": self._rate(counters, phase), "pass_tokens": self.engine.stats.clock.tokens[phase]}
         return counters.as_dict(phase) | rate | (self._prefetched() if phase is Phase.DECODE else {})
 
+    def _driver(self) -> dict[str, str]:
+        """What drives a GPU; of a CPU that is no question."""
+        decode = self.engine.device_decode
+        return {} if self.engine.tier is None else {"driven_by": "host" if decode is None else decode.last_driver}
+
     def _prefetched(self) -> dict[str, int]:
         """Misses that were prefetched, in decode: for prompts nothing is."""
-        counts = PrefetchCounts() if self.prefetcher is None else self.prefetcher.counts
+        prefetcher = self.engine.prefetcher
+        counts = PrefetchCounts() if prefetcher is None else prefetcher.counts
         return {"prefetch_hits": counts.in_time, "late": counts.late}
 
     def _rate(self, counters: Counters, phase: Phase | None = None) -> float | None:

@@ -162,9 +162,8 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
     if decode is not None and not reasons:
         from hotset.models.decode_graph import DecodeGraphs
 
-        prefetcher = None if engine.offload is None else engine.offload.prefetcher
-        if decode.steps.parts.predict is None and prefetcher is not None:
-            prefetcher.ignore_tokens()  # the device goes on demand alone, and to ask for tokens is to wait for it
+        if decode.steps.parts.predict is None and engine.prefetcher is not None:
+            engine.prefetcher.ignore_tokens()  # the device goes on demand alone, and to ask for tokens is to wait for it
         decode.filler.start()
         graphs = DecodeGraphs(
             model,
@@ -221,9 +220,9 @@ def _forward(engine: Engine, tracker: StepTracker, layer: int, moe_layer: MoeLay
         return step.driver.serve(step, layer, hidden, index, weights)
 
     def forward(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        engine.check_usable()
         if engine.offload is None:
-            return serve(hidden, index, weights)
+            return serve(hidden, index, weights)  # a model that is whole runs on, whatever becomes of its engine
+        engine.guard.check_usable()
         refuse_dropout(moe_layer.module)
         return differentiable(engine.offload.driver, layer, moe_layer.module, serve, (hidden, index, weights))
 

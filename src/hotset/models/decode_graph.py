@@ -22,9 +22,8 @@ from hotset.engine.step import Step
 from hotset.engine.support import MAX_TOKENS, DeviceSupport
 from hotset.errors import HotsetError, StopAsked
 from hotset.models.call_values import copied, is_plain, let_go, own, set_lengths, signature_of, tensors_of
-from hotset.models.generate_arguments import GenerateArguments
 from hotset.models.patches import Undo, replace_calls, small_parts_fused
-from hotset.models.static_caches import KVCachePool, is_static
+from hotset.models.static_caches import GenerateArguments, KVCachePool, is_static
 from hotset.models.tracker import StepTracker
 from hotset.trace import Phase
 

@@ -11,7 +11,6 @@ from hotset.cache.controller import Controller
 from hotset.cache.learning import hottest, prime
 from hotset.cache.plan import Scope
 from hotset.cache.warm_pin import AUTO_TOKENS
-from hotset.engine.engine import Engine
 from hotset.errors import HotsetError
 from hotset.models.profile_writer import ProfileAutosave, ProfileWriter
 from hotset.options import RunOptions
@@ -25,21 +24,19 @@ if TYPE_CHECKING:
     from hotset.models.handle import Handle
 
 
-def source_of(options: RunOptions) -> str | None:
-    """The profile to begin with: the one named, or the one that is learnt if it exists already."""
-    if options.profile is None and options.learn is not None and locate(str(options.learn)).exists():
-        return str(options.learn)
-    return None if options.profile is None else str(options.profile)
-
-
 def read_profile(options: RunOptions) -> Profile | None:
-    """The profile to begin with; what cannot be read, or written later, is refused before a model is loaded."""
+    """The profile to begin with: the one named, or the one that is learnt if it exists already.
+
+    What cannot be read, or written later, is refused before a model is loaded.
+    """
+    source = options.profile
     if options.learn is not None:
         check_writable(locate(str(options.learn)))
-    source = source_of(options)
+        if source is None and locate(str(options.learn)).exists():
+            source = options.learn
     if source is None and options.pin is not None:
         raise HotsetError("--pin needs to know which experts are hot: name a --profile, or pin while the model runs")
-    return None if source is None else Profile.load(locate(source))
+    return None if source is None else Profile.load(locate(str(source)))
 
 
 def warm_pin_tokens(options: RunOptions) -> int:
@@ -59,16 +56,11 @@ def begin(handle: Handle, options: RunOptions) -> None:
         if profile is not None or options.pin or warm_pin_tokens(options):
             handle.warn("all experts are in memory: there is nothing to warm or to pin")
         return
-    if profile is not None:
-        warm_start(handle.engine, profile, options)
-
-
-def warm_start(engine: Engine, profile: Profile, options: RunOptions) -> None:
-    """Let all policies know what the profile knows, and fill the slots in the background."""
-    for tier in engine.tiers:
-        prime(tier.controller, profile, options.prior_tokens)
-    pins = [] if options.pin is None else hottest_share(engine.controller, profile.hotness(), options.pin)
-    engine.preload(hottest(profile), pins)
+    if profile is not None:  # all policies know what it knows, and the slots are filled in the background
+        for tier in handle.engine.tiers:
+            prime(tier.controller, profile, options.prior_tokens)
+        pins = [] if options.pin is None else hottest_share(handle.engine.controller, profile.hotness(), options.pin)
+        handle.engine.preload(hottest(profile), pins)
 
 
 def keep_learning(handle: Handle, options: RunOptions) -> None:

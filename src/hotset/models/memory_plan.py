@@ -20,13 +20,14 @@ from hotset.models.account import (
     reading_bytes,
     take_account,
 )
-from hotset.models.budget import plan_slots, prefetch_rows_for, shape_of
+from hotset.models.budget import plan_slots, shape_of
 from hotset.models.catalog import STORED_AS
 from hotset.models.device import torch_device
 from hotset.models.layers import MoeLayer
 from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF
 from hotset.policies import parse
+from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
@@ -60,7 +61,9 @@ class MemoryPlanner:
             free_bytes=account.expert_bytes,
             on_gpu=device.type != "cpu",
             by_device=by_device,
-            prefetch_rows=0 if options.prefetch == OFF else prefetch_rows_for(shape, by_device),
+            prefetch_rows=0
+            if options.prefetch == OFF
+            else prefetch_rows(Driver.DEVICE if by_device else Driver.HOST, shape),
         )
         if warning := self.plan.warning(parse(options.policy_spec).name):
             self.notes.append(warning)

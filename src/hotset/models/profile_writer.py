@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,12 +107,7 @@ class ProfileAutosave:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Let one process at a time update a profile, where the system can lock files."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+    """Let one process at a time update a profile."""
     lock = lock_of(path)
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Static key-value caches: graphs know memory by its address, so one cache serves one call after another."""
+"""Static key-value caches, and which calls of generate take one.
+
+Graphs know memory by its address, so one cache serves one call after another.
+"""
 
 from __future__ import annotations
 
@@ -112,3 +115,51 @@ def static_cache(config: Any, length: int) -> Any:
     cache = StaticCache(config=config, max_cache_len=length)
     cache.layers = [StaticLayer(length) if getattr(layer, "is_sliding", False) else layer for layer in cache.layers]
     return cache
+
+
+_DRAFTS = {
+    "assistant_model": "an assistant's drafts",
+    "prompt_lookup_num_tokens": "drafts by prompt lookup",
+    "assistant_early_exit": "drafts by early exit",
+    "use_mtp": "drafts by multi-token prediction",
+}
+"""Options by which tokens are drafted and some of them taken back, and what to call that."""
+
+
+class GenerateArguments:
+    """What a call of generate asks for: by argument, by a configuration of its own, or else by the model's."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], config: Any) -> None:
+        self._kwargs = kwargs
+        self._configs = kwargs.get("generation_config"), args[1] if len(args) > 1 else None, config
+
+    def _asked(self, name: str) -> Any:
+        given = [self._kwargs.get(name), *(getattr(config, name, None) for config in self._configs)]
+        return next((value for value in given if value is not None), None)
+
+    @property
+    def reorders_cache(self) -> str | None:
+        """What makes it reorder the cache or take tokens back, in words; None if nothing does."""
+        if (self._asked("num_beams") or 1) > 1:
+            return "beam search"
+        return next((what for name, what in _DRAFTS.items() if self._asked(name)), None)
+
+    @property
+    def other_cache(self) -> bool:
+        """Whether it names a cache, wants to keep it, or moves it about."""
+        named = self._kwargs.get("past_key_values") is not None or self._asked("cache_implementation") is not None
+        kept = self._asked("return_dict_in_generate") or self._asked("use_cache") is False
+        return bool(named or kept or self.reorders_cache)
+
+    @property
+    def answers(self) -> int:
+        """How many answers to each prompt."""
+        return int(self._asked("num_return_sequences") or 1)
+
+    def length(self, ids: torch.Tensor) -> int:
+        """How many tokens it may come to."""
+        new = self._asked("max_new_tokens")
+        if new is not None:
+            return ids.shape[1] + int(new)
+        longest = self._asked("max_length")
+        return int(longest) if longest is not None else ids.shape[1] + 20

@@ -39,8 +39,7 @@ from hotset.engine.host.forecasting import ForecastPredictor  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 from hotset.forecasts import parse as parse_forecast  # noqa: E402
-from hotset.models.generate_arguments import GenerateArguments  # noqa: E402
-from hotset.models.static_caches import static_cache  # noqa: E402
+from hotset.models.static_caches import GenerateArguments, static_cache  # noqa: E402
 from hotset.models.tracker import StepTracker  # noqa: E402
 from hotset.prefetch import PrefetchTrial  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
