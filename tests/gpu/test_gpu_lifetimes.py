@@ -13,10 +13,7 @@ pytest.importorskip("transformers")
 
 import hotset  # noqa: E402
 from hotset import reference  # noqa: E402
-from hotset.engine.arena import (
-    Arena,
-    page_lock,
-)
+from hotset.engine.arena import Arena, page_lock  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

@@ -270,11 +270,7 @@ def test_slots_for_guesses_come_out_of_the_same_memory(mix: Mix) -> None:
 def test_slots_for_guesses_are_as_many_everywhere() -> None:
     for top_k, slots in ((1, 1), (2, 2), (4, 4), (8, 4)):
         shape = ModelShape(8, 64, top_k)
-        assert prefetch_rows(Driver.CPU, shape) == layout(shape).ahead == slots
-    pytest.importorskip("torch")
-    from hotset.prefetch import prefetch_rows
-
-    assert prefetch_rows("host", shape) == 4
+        assert prefetch_rows(Driver.CPU, shape) == prefetch_rows(Driver.HOST, shape) == layout(shape).ahead == slots
 
 
 def test_judged_requests_are_none_of_the_first_half(mix: Mix) -> None:

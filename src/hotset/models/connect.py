@@ -163,7 +163,7 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
         from hotset.models.decode_graph import DecodeGraphs
 
         if decode.steps.parts.predict is None and engine.prefetcher is not None:
-            engine.prefetcher.ignore_tokens()  # the device goes on demand alone, and to ask for tokens is to wait for it
+            engine.prefetcher.ignore_tokens()  # it goes on demand alone, and to ask for tokens is to wait for it
         decode.filler.start()
         graphs = DecodeGraphs(
             model,
