@@ -123,10 +123,18 @@ def test_other_types_are_expanded(kinds: tuple[str, str], plain: Path, tmp_path:
 
 
 def test_a_line_says_that_blocks_are_expanded(plain: Path, tmp_path: Path) -> None:
-    file = gguf_models.from_folder(plain, tmp_path / "a.gguf", gguf_models.matrices_as("Q2_K"))
-    model = hotset.load(file, memory="50%", device="cpu")
-    assert any("gguf" in note and "expanded" in note for note in model.hotset.notes)
-    model.hotset.close()
+    """A type that is not kept, and gates and ups of different types, which are one matrix in a slot."""
+    for name, choose, words in (
+        ("a", gguf_models.matrices_as("Q2_K", down="Q4_K"), "as GGUF Q2_K are expanded"),
+        ("b", lambda name: "Q4_K" if "gate_exps" in name else "Q5_K" if "_exps" in name else "F32", "Q4_K and GGUF Q5"),
+    ):
+        file = gguf_models.from_folder(plain, tmp_path / f"{name}.gguf", choose)
+        model = hotset.load(file, memory="50%", device="cpu", dtype="float32")
+        assert any(words in note for note in model.hotset.notes)
+        assert [len(each) for each in kinds_of(model)] == [1, 1]
+        found = logits(model)
+        model.hotset.close()
+        torch.testing.assert_close(found, stock(file), rtol=1e-4, atol=1e-4)
 
 
 def test_shards_are_one_model(plain: Path, tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ EXPERTS = ("auto", "dense", "int8", "int4", "mxfp4")
 
 def pack(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A folder with a model, or a hub id.", show_default=False)
+        str | None,
+        typer.Argument(metavar="MODEL", help="A folder with a model, a hub id or a GGUF file.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", metavar="DIR", help="The folder to write.", show_default=False)

@@ -136,6 +136,11 @@ class WeightFormat(ABC):
         """The tensors of a matrix; a shape that the format cannot have raises FormatError."""
 
     @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return self.name
+
+    @property
     def served(self) -> bool:
         """Whether products are made of it as it is; if not, experts are expanded when they arrive."""
         return True

@@ -41,6 +41,11 @@ class Gguf(WeightFormat):
         return BLOCKS[self.kind]
 
     @property
+    def title(self) -> str:
+        """What a person calls it."""
+        return f"GGUF {self.kind}"
+
+    @property
     def served(self) -> bool:
         """Whether products are made of it as it is."""
         return self.kind in KEPT

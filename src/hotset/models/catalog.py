@@ -43,6 +43,8 @@ from hotset.store.layout import PART_ALIGNMENT_BYTES, round_up
 Sources = dict[str, ParameterSource]
 STORED_AS = "stored_as"
 """Of what a catalog says: the formats of experts that are not plain numbers in their checkpoint."""
+EXPANDED = "expanded"
+"""And which of them become plain numbers when they are read, by request or because nothing else can serve them."""
 
 
 class CatalogBuilder:
@@ -61,11 +63,15 @@ class CatalogBuilder:
         self.files: dict[Path, int] = {}
         self._trials = Trials(model, sources)
         self._formats: set[str] = set()
+        self._expanded: set[str] = set()
 
     def build(self, moe_layers: Sequence[MoeLayer]) -> Catalog:
         """The catalog of all MoE layers."""
         layers = tuple(self._layer(number, moe_layer) for number, moe_layer in enumerate(moe_layers))
-        return Catalog(tuple(self.files), layers, meta={STORED_AS: " and ".join(sorted(self._formats))})
+        return Catalog(tuple(self.files), layers, meta=self._meta())
+
+    def _meta(self) -> dict[str, str]:
+        return {STORED_AS: " and ".join(sorted(self._formats)), EXPANDED: " and ".join(sorted(self._expanded))}
 
     def _layer(self, number: int, moe_layer: MoeLayer) -> LayerSource:
         pieces = [
@@ -124,6 +130,7 @@ class CatalogBuilder:
         check_encoded(experts, *self._sides(moe_layer, part))
         stacked = [tensor.shape[-2] for tensor in stacked_tensors(experts[0], self._trials)]
         if self.experts == DENSE or len(found) > 1 or not found[0].served:  # a slot can take any expert
+            self._expanded |= {each.title for each in found}
             return Dense(found[0].dtype)
         return found[0].on(self.kind, stacked)
 

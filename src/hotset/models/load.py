@@ -8,7 +8,7 @@ from typing import Any
 from hotset.engine.build import KernelFactory
 from hotset.errors import ModelError
 from hotset.models.account import bound_library_caches
-from hotset.models.catalog import STORED_AS
+from hotset.models.catalog import EXPANDED
 from hotset.models.connect import connect, watch
 from hotset.models.deferred import DeferredExperts
 from hotset.models.device import torch_device
@@ -66,11 +66,10 @@ def load_model(model: str, options: RunOptions, profile: Profile | None, kernels
             placeholders=deferred.placeholders,
             profile=profile,
         )
-    packed = all(layer.layout.matrices for layer in deferred.catalog.layers)
-    if (stored := deferred.catalog.meta.get(STORED_AS)) and not packed:
+    if expanded := deferred.catalog.meta.get(EXPANDED):
         handle.warn(
-            f"the experts, stored as {stored}, are expanded to plain numbers whenever they are "
-            "read; hotset pack --experts dense does it once for all"
+            f"experts that are stored as {expanded} are expanded to plain numbers whenever they are read; "
+            "hotset pack --experts dense does it once for all"
         )
     handle.warn(*planner.notes)
     try:

@@ -70,7 +70,7 @@ class RunOptions:
 
     model: str | Path | None = option(
         None,
-        help="A folder or a hub id; none: the small model that ships with hotset.",
+        help="A folder, a hub id or a GGUF file (also folder:file.gguf); none: the small model that ships with hotset.",
         argument=True,
         places=Place.COMMAND | Place.FILE,
     )
