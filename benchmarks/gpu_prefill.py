@@ -99,23 +99,27 @@ def main() -> None:
         bench = Bench(shape, "blend", weight_format)
         for share in options.shares:
             rows += measured(bench, share, weight_format, options.lengths)
+            save(options.shape, shape, rows, options.out)
         bench.host.close()
         del bench
         gc.collect()
         torch.cuda.empty_cache()
-    found = {
-        "shape": options.shape, "layers": shape.options["num_hidden_layers"], "runs": RUNS,
-        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": compared(rows),
-    }  # fmt: skip
-    for row in found["rows"]:
+    for row in rows:
         if row["over_dense"] is not None and row["format"] != "dense":
             words = f"{row['format']} {row['share']:.2f} {row['tokens']:5}"
             print(f"{words}: {row['ms']:8.1f} ms, {row['over_dense']:.2f} of dense")
-    name = f"gpu_prefill_{options.shape}"
-    if options.out:
-        (options.out / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def save(name: str, shape: Shape, rows: list[dict[str, Any]], folder: Path | None) -> None:
+    """Write what is known so far."""
+    found = {
+        "shape": name, "layers": shape.options["num_hidden_layers"], "runs": RUNS,
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": compared(rows),
+    }  # fmt: skip
+    if folder is None:
+        publish(f"gpu_prefill_{name}", found)
     else:
-        publish(name, found)
+        (folder / f"gpu_prefill_{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
