@@ -52,17 +52,11 @@ def measured(bench: Bench, share: float, weight_format: str, lengths: list[int])
         handle.reset_stats()
         runs = [first_token_ms(bench.model, length, 1 + run) for run in range(RUNS)]
         missed = handle.stats()["loaded_bytes"] / RUNS / 1e6
-        row = {
-            "format": weight_format,
-            "share": share,
-            "tokens": length,
-            "ms": statistics.median(runs),
-            "ms_runs": runs,
-        }
-        rows.append(row | {"spread": (max(runs) - min(runs)) / statistics.median(runs), "missed_mb": missed})
-        print(
-            {key: round(value, 2) if isinstance(value, float) else value for key, value in rows[-1].items()}, flush=True
-        )
+        middle = statistics.median(runs)
+        row = {"format": weight_format, "share": share, "tokens": length, "ms": middle, "ms_runs": runs}
+        rows.append(row | {"spread": (max(runs) - min(runs)) / middle, "missed_mb": missed})
+        times = ", ".join(f"{run:.1f}" for run in runs)
+        print(f"{weight_format} {share:.2f} {length:5}: {middle:8.1f} ms ({times}), missed {missed:.0f} MB", flush=True)
     handle.release()
     del engine, handle
     gc.collect()
