@@ -8,7 +8,7 @@ OLDEST_TRANSFORMERS := 5.17.0
 
 RUNS ?= 1
 
-.PHONY: setup demo test test-fast gpu-test families options-page lint format bench bench-engine clean
+.PHONY: setup demo test test-fast test-long gpu-test families options-page lint format bench bench-engine clean
 
 setup: $(STAMP)
 
@@ -24,12 +24,17 @@ demo: $(STAMP)
 
 # Processes side by side, one thread each: threads of several processes would spin against each other.
 test: $(STAMP) lint
+	$(BIN)/python tests/compile_ahead.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 	@$(BIN)/python tests/gpu/covered.py
 
 # Some quick tests of every package, for while one works; `make test` runs all.
 test-fast: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(shell cat tests/fast.txt)
+
+# The same tests with many more random examples.
+test-long: export HOTSET_LONG_TESTS = 1
+test-long: test
 
 # All tests that need a GPU, files side by side in processes; the result is committed. It takes the environment's own
 # torch where there is no .venv: RUNS=3 runs everything three times, as every change of what runs on a GPU has to.

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from calls import call
 
 from hotset.trace.synth import SynthConfig, synthesise
 
-
-def hotset(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hotset", *map(str, words)], capture_output=True, text=True, check=False
-    )
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +22,10 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_json_is_one_document() -> None:
-    done = hotset("forecast", "reference:it", "-f", "gate", "-f", "previous", "-d", "1,3", "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    result = json.loads(done.stdout)["traces"]["it"]
+    done = call("forecast", "reference:it", "-f", "gate", "-f", "previous", "-d", "1,3", "--json")
+    assert done.code == 0, done.err
+    assert done.err == ""
+    result = json.loads(done.out)["traces"]["it"]
     assert "requests 14 to 26" in result["judged"]
     assert {(score["forecast"], score["distance"]) for score in result["scores"]} == {
         ("gate", 1), ("gate", 3), ("previous", 1), ("previous", 3)
@@ -42,21 +37,21 @@ def test_json_is_one_document() -> None:
 
 
 def test_the_table_says_what_was_judged_and_what_is_left_out(bare: Path) -> None:
-    done = hotset("forecast", bare, "--by-layer")
-    assert done.returncode == 0, done.stderr
+    done = call("forecast", bare, "--by-layer")
+    assert done.code == 0, done.err
     for word in ("best", "previous", "transition", "requests 4 to 6", "recall @k by layer", "1 layer", "3 layers"):
-        assert word in done.stdout
-    assert "gate is left out: the trace has no guesses" in done.stderr
-    assert "token is left out: the trace has no token ids" in done.stderr
-    assert "forecasting" not in done.stderr  # no bar in a pipe
+        assert word in done.out
+    assert "gate is left out: the trace has no guesses" in done.err
+    assert "token is left out: the trace has no token ids" in done.err
+    assert "forecasting" not in done.err  # no bar in a pipe
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_plots(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"ahead.{suffix}"
-    done = hotset("forecast", "reference:it", "reference:de", "-f", "gate", "-f", "token", "-f", "token:slots=64",
+    done = call("forecast", "reference:it", "reference:de", "-f", "gate", "-f", "token", "-f", "token:slots=64",
                   "--plot", path)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert path.stat().st_size > 10_000
     if suffix == "svg":
         text = path.read_text(encoding="utf-8")
@@ -74,7 +69,7 @@ def test_plots(tmp_path: Path, suffix: str) -> None:
     ],
 )
 def test_faults_are_one_line(bare: Path, words: tuple[str, ...], fault: str) -> None:
-    done = hotset("forecast", bare, *words)
-    assert done.returncode == 2
-    assert fault in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = call("forecast", bare, *words)
+    assert done.code == 2
+    assert fault in done.err
+    assert done.err.count("\n") == 1

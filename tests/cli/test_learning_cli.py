@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from hotset.cli.app import app
 from hotset.errors import HotsetError
 
-RUN = ("run", "-p", "Il mercato del", "--memory", "25%", "--max-new-tokens", "40")
+RUN = ("run", "-p", "Il mercato del", "--memory", "25%", "--max-new-tokens", "16")
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +53,9 @@ def test_stats_are_shown_beside_the_text_and_in_the_document() -> None:
     assert "warm-pin" in told.stderr
     document = json.loads(call(*RUN, "--stats", "--json").stdout)
     assert len(document["experts"]["layers"]) == 8
-    assert document["requests"][0]["decode_tokens"] == 39
+    assert document["requests"][0]["decode_tokens"] == 15
     decode = document["experts"]["phases"]["decode"]
-    assert decode["hits"] + decode["misses"] == 39 * 64
+    assert decode["hits"] + decode["misses"] == 15 * 64
 
 
 def test_stats_also_where_everything_fits() -> None:

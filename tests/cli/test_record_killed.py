@@ -9,25 +9,27 @@ import time
 from pathlib import Path
 
 import pytest
+from calls import call
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("after_s", [2.5, 6.0])
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.mark.parametrize("after_s", [1.5, 4.0])
 def test_sigkill_leaves_no_trace_and_the_next_run_is_whole(tmp_path: Path, after_s: float) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Il mare\nint main\n" * 200)
     out = tmp_path / "t.safetensors"
-    command = [sys.executable, "-m", "hotset", "trace", "record", "--prompts", str(prompts), "-o", str(out)]
-    with subprocess.Popen(
-        [*command, "--max-new-tokens", "32"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    words = ["trace", "record", "--prompts", str(prompts), "-o", str(out)]
+    command = [sys.executable, "-m", "hotset", *words, "--max-new-tokens", "32"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         time.sleep(after_s)
         process.send_signal(signal.SIGKILL)
     assert not out.exists()
-    small = [*command, "--max-new-tokens", "2", "--limit", "2", "--force"]
-    assert subprocess.run(small, capture_output=True, check=False).returncode == 0
+    assert call(*words, "--max-new-tokens", "2", "--limit", "2", "--force").code == 0
     from hotset import Trace
 
     assert Trace.load(out).requests == 2

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from calls import call
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -24,7 +25,9 @@ from hotset.profile import Profile
 from hotset.profile.folder import check_writable
 from hotset.trace.synth import SynthConfig, synthesise
 
+pytestmark = pytest.mark.filterwarnings("default")
 TIMEOUT_S = 300
+TWO = ("--max-new-tokens", "2")
 
 
 def hotset(*words: object) -> subprocess.Popen[str]:
@@ -77,14 +80,20 @@ def test_a_recording_that_is_killed_leaves_a_trace_beside_which_is_not_written_o
     assert trace.requests > 0
     assert len(trace.labels) == trace.requests
     assert not out.exists()
-    again = ["trace", "record", "--prompts", tmp_path / "prompts.jsonl", "-o", out, "--limit", 1, "--max-new-tokens", 2]
-    refused = hotset(*again)
-    _, errors = refused.communicate(timeout=TIMEOUT_S)
-    assert refused.returncode == 2
-    assert f"{part_of(out)} is a trace of all that an earlier recording had when it was killed" in errors
-    forced = hotset(*again, "--force")
-    forced.communicate(timeout=TIMEOUT_S)
-    assert forced.returncode == 0
+    again = [
+        "trace",
+        "record",
+        "--prompts",
+        tmp_path / "prompts.jsonl",
+        "-o",
+        out,
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "2",
+    ]
+    assert f"{part_of(out)} is a trace of all that an earlier recording had when it was killed" in call(*again).error
+    assert call(*again, "--force").code == 0
     assert Trace.load(out).requests == 1
     assert not part_of(out).exists()
 
@@ -122,12 +131,8 @@ def test_a_pack_that_is_terminated_goes_on_where_it_stopped(tmp_path: Path) -> N
     code, _ = ended(process, signal.SIGTERM)
     assert code in (143, 0)  # it may have been done by then
     assert code == 0 or not out.exists()
-    again = hotset("pack", reference.path(), "-o", out)
-    again.communicate(timeout=TIMEOUT_S)
-    assert again.returncode == 0
-    check = hotset("pack", "--verify", out)
-    check.communicate(timeout=TIMEOUT_S)
-    assert check.returncode == 0
+    assert call("pack", reference.path(), "-o", out).code == 0
+    assert call("pack", "--verify", out).code == 0
 
 
 def test_a_signal_while_something_is_saved_is_held_back_and_a_second_is_not() -> None:
@@ -197,11 +202,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_work(command: str,
         "run": ["run", "-p", "x", "--trace", place, "--force"],
         "record": ["trace", "record", "--prompts", prompts, "-o", place, "--force"],
     }[command]
-    process = hotset(*words)
-    out, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 2
-    assert errors == f"error: {place} is a folder: give the name of a file\n"
-    assert not out
+    assert call(*words) == (2, "", f"error: {place} is a folder: give the name of a file\n")
 
 
 def test_a_profile_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
@@ -209,11 +210,9 @@ def test_a_profile_that_cannot_be_written_is_refused_before_the_work(tmp_path: P
     for path in (tmp_path / "file" / "p.safetensors", tmp_path / f"{'n' * 300}.safetensors"):
         with pytest.raises(HotsetError, match="cannot write "):
             check_writable(path)
-    process = hotset("run", "-p", "x", "--learn", tmp_path / "file" / "p.safetensors")
-    out, errors = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 2
-    assert errors.startswith("error: cannot write ")
-    assert not out
+    refused = call("run", "-p", "x", "--learn", tmp_path / "file" / "p.safetensors")
+    assert refused.error.startswith("cannot write ")
+    assert not refused.out
 
 
 def test_a_folder_without_the_right_to_write_is_refused_before_the_work(tmp_path: Path) -> None:

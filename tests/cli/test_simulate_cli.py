@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from calls import call
 
 from hotset.trace.synth import SynthConfig, synthesise
 
+pytestmark = pytest.mark.filterwarnings("default")
 FIELDS = {
     "trace", "policy", "scope", "streams", "budget_slots", "budget_fraction", "phase", "start", "hit_rate",
     "misses_per_token", "bytes_per_token", "gap_closed", "evictions",
 }  # fmt: skip
-
-
-def hotset(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hotset", *map(str, words)], capture_output=True, text=True, check=False
-    )
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +28,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_json_is_one_document_with_the_promised_fields(trace: Path) -> None:
-    done = hotset("simulate", trace, "-p", "lru", "-p", "blend", "-b", "25%", "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    rows = json.loads(done.stdout)["rows"]
+    done = call("simulate", trace, "-p", "lru", "-p", "blend", "-b", "25%", "--json")
+    assert done.code == 0, done.err
+    assert done.err == ""
+    rows = json.loads(done.out)["rows"]
     assert all(row.keys() >= FIELDS for row in rows)
     assert {row["policy"] for row in rows} == {"lru", "blend", "belady"}
     assert {(row["phase"], row["start"]) for row in rows} == {
@@ -51,22 +45,22 @@ def test_json_is_one_document_with_the_promised_fields(trace: Path) -> None:
 
 
 def test_the_table_names_every_policy_and_the_bound(trace: Path) -> None:
-    done = hotset("simulate", trace, "-b", "25%")
-    assert done.returncode == 0, done.stderr
+    done = call("simulate", trace, "-b", "25%")
+    assert done.code == 0, done.err
     for word in ("lru", "lfu", "lfru", "slru", "window", "decay", "layered", "static", "blend", "belady"):
-        assert word in done.stdout
-    assert "static needs counts" in done.stderr
+        assert word in done.out
+    assert "static needs counts" in done.err
 
 
 def test_only_what_was_asked_for_and_the_bound(trace: Path) -> None:
-    rows = json.loads(hotset("simulate", trace, "-p", "lfu", "-b", "25%", "--fit", "0", "--json").stdout)["rows"]
+    rows = json.loads(call("simulate", trace, "-p", "lfu", "-b", "25%", "--fit", "0", "--json").out)["rows"]
     assert {row["policy"] for row in rows} == {"lfu", "belady"}
     assert {row["start"] for row in rows} == {"cold"}
     assert all(row["gap_closed"] is not None for row in rows if row["phase"] == "decode")
 
 
 def test_plot_and_csv_are_written(trace: Path, tmp_path: Path) -> None:
-    done = hotset(
+    done = call(
         "simulate",
         trace,
         "-p",
@@ -80,14 +74,14 @@ def test_plot_and_csv_are_written(trace: Path, tmp_path: Path) -> None:
         "--csv",
         tmp_path / "r.csv",
     )
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert "<svg" in (tmp_path / "p.svg").read_text()
     assert (tmp_path / "r.csv").read_text().startswith("trace,policy,")
 
 
 def test_link_adds_time(trace: Path) -> None:
     rows = json.loads(
-        hotset("simulate", trace, "-p", "lru", "-b", "25%", "--link", "25GB/s", "--compute", "4ms", "--json").stdout
+        call("simulate", trace, "-p", "lru", "-b", "25%", "--link", "25GB/s", "--compute", "4ms", "--json").out
     )["rows"]
     assert all(row["time_s_per_token"] > row["stall_s_per_token"] >= 0 for row in rows)
 
@@ -109,26 +103,26 @@ def test_link_adds_time(trace: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(trace: Path, words: list[str], remedy: str) -> None:
-    done = hotset("simulate", trace, *words)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert remedy in done.stderr
+    done = call("simulate", trace, *words)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    assert remedy in done.err
 
 
 def test_a_damaged_file_is_one_line_and_exit_2(trace: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(trace.read_bytes()[:-100])
-    done = hotset("simulate", broken)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert "Traceback" not in done.stderr
+    done = call("simulate", broken)
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert "Traceback" not in done.err
 
 
 def test_version_and_help() -> None:
-    assert hotset("--version").stdout.startswith("hotset ")
-    assert json.loads(hotset("version", "--json").stdout)["version"]
-    contents = hotset("--help").stdout
+    assert call("--version").out.startswith("hotset ")
+    assert json.loads(call("version", "--json").out)["version"]
+    contents = call("--help").out
     assert "simulate" in contents
     assert "trace" in contents

@@ -125,10 +125,14 @@ def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
 
 
 def test_a_prompt_may_come_through_a_pipe_of_the_shell() -> None:
+    """As the shell writes `--file <(echo Il mercato del)`."""
     pytest.importorskip("transformers")
-    words = " ".join(FEW)
-    done = shell(f"hotset run --file <(echo Il mercato del) --json {words}")
-    assert json.loads(done.stdout)["new_tokens"] == 4
+    readable, writable = os.pipe()
+    os.write(writable, b"Il mercato del\n")
+    os.close(writable)
+    done = call("run", "--file", f"/dev/fd/{readable}", "--json", *FEW)
+    os.close(readable)
+    assert json.loads(done.out)["new_tokens"] == 4
 
 
 def test_a_chat_with_json_is_one_document(tmp_path: Path) -> None:

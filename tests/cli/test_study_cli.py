@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from calls import call
 
 from hotset.trace.synth import SynthConfig, synthesise
 
-
-def hotset(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hotset", *map(str, words)], capture_output=True, text=True, check=False
-    )
+pytestmark = pytest.mark.filterwarnings("default")
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +27,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
 
 
 def test_json_is_one_document(pair: list[str | Path]) -> None:
-    done = hotset("study", "shift", *pair, "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    document = json.loads(done.stdout)
+    done = call("study", "shift", *pair, "--json")
+    assert done.code == 0, done.err
+    assert done.err == ""
+    document = json.loads(done.out)
     assert document["study"] == "shift"
     assert {row["by"] for row in document["rows"]} >= {"lru", "lfu", "blend", "eam"}
     assert all(column["key"] in row for row in document["rows"] for column in document["columns"])
@@ -43,8 +38,8 @@ def test_json_is_one_document(pair: list[str | Path]) -> None:
 
 def test_table_plot_and_result_agree(pair: list[str | Path], tmp_path: Path) -> None:
     out, plot = tmp_path / "result.json", tmp_path / "study.png"
-    done = hotset("study", "bytes", *pair, "--out", out, "--plot", plot)
-    assert done.returncode == 0, done.stderr
+    done = call("study", "bytes", *pair, "--out", out, "--plot", plot)
+    assert done.code == 0, done.err
     assert plot.stat().st_size > 10_000
     document = json.loads(out.read_text())
     assert document["machine"]["cores"] >= 1
@@ -56,10 +51,10 @@ def test_table_plot_and_result_agree(pair: list[str | Path], tmp_path: Path) -> 
         "oracle",
         "split:",
     ):
-        assert word in done.stdout
-    assert f"{document['rows'][0]['tokens_per_s']:,.1f}" in done.stdout
+        assert word in done.out
+    assert f"{document['rows'][0]['tokens_per_s']:,.1f}" in done.out
     for text in document["notes"]:
-        assert text in done.stderr
+        assert text in done.err
 
 
 @pytest.mark.parametrize(
@@ -76,7 +71,7 @@ def test_table_plot_and_result_agree(pair: list[str | Path], tmp_path: Path) -> 
     ],
 )
 def test_faults_are_one_line(words: tuple[str, ...], fault: str) -> None:
-    done = hotset("study", *words)
-    assert done.returncode == 2
-    assert fault in done.stderr
-    assert done.stderr.count("\n") == 1
+    done = call("study", *words)
+    assert done.code == 2
+    assert fault in done.err
+    assert done.err.count("\n") == 1

@@ -22,6 +22,7 @@ pytest.importorskip("transformers")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "trust"))
 
 from breakpoints import SUPPORTED, Breakpoints, Place  # noqa: E402
+from examples import examples  # noqa: E402
 from two_tiers import few_at_once  # noqa: E402
 from two_tiers import load_two_tiers as load_on_device  # noqa: E402
 
@@ -158,7 +159,7 @@ def test_a_burst_of_signals_leaves_the_model_usable(on_cpu: Any, expected: list[
         thread = threading.Thread(target=shoot, daemon=True)
         with suppress(KeyboardInterrupt):
             thread.start()
-            for _ in range(50):
+            for _ in range(examples(20, 200)):
                 with suppress(KeyboardInterrupt):
                     greedy(on_cpu, PROMPTS[0], 2)
         while thread.is_alive():

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import examples
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parent.parent / "families"))
 
 import tiny_models as tiny  # noqa: E402
 
@@ -46,17 +46,33 @@ def load(**options: Any) -> Any:
     return hotset.load(reference.path(), **({"memory": "25%", "dtype": torch.float32, "device": "cpu"} | options))
 
 
-def say(model: Any, tokenizer: Any, text: str, tokens: int = 40) -> Any:
+def say(model: Any, tokenizer: Any, text: str, tokens: int = 12) -> Any:
     given = tokenizer(text, return_tensors="pt")
     return model.generate(**given, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0)
 
 
-def learnt(tokenizer: Any, name: str = "italian", **options: Any) -> Path:
+def learn(tokenizer: Any, path: Path, tokens: int, **options: Any) -> None:
     model = load(**options)
     for text in ITALIAN:
-        say(model, tokenizer, text)
-    path: Path = model.hotset.save_profile(name)
+        say(model, tokenizer, text, tokens)
+    model.hotset.save_profile(path)
     model.hotset.close()
+
+
+@pytest.fixture(scope="module")
+def italian(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A profile of three texts, learnt once."""
+    path = tmp_path_factory.mktemp("learnt") / "italian.safetensors"
+    learn(tokenizer, path, 40)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def learnt(italian: bytes, own_folder: None) -> Path:
+    """Where that profile lies, under its name, in the folder of a test."""
+    path: Path = hotset.profile.folder.locate("italian")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(italian)
     return path
 
 
@@ -120,13 +136,13 @@ def test_the_shadow_tells_what_lru_would_have_hit(tokenizer: Any) -> None:
     assert gain["saved_bytes"] == gain["hits"] * 49_152  # stored in half the size that float32 takes
 
 
+@pytest.mark.usefixtures("learnt")
 def test_a_profile_warms_the_next_start_and_leaves_the_text_alone(tokenizer: Any) -> None:
-    learnt(tokenizer)
     cold, warm = load(), load(profile="italian")
     texts, rates = [], []
     for model in (cold, warm):
         assert model.hotset.wait_until_warm(60)
-        texts.append(say(model, tokenizer, "La casa del nonno", 64))
+        texts.append(say(model, tokenizer, "La casa del nonno", 24))
         rates.append(model.hotset.stats())
         model.hotset.close()
     assert torch.equal(*texts)
@@ -136,45 +152,41 @@ def test_a_profile_warms_the_next_start_and_leaves_the_text_alone(tokenizer: Any
     assert rates[0]["background_bytes"] == 0
 
 
-def test_a_profile_goes_on_where_it_ended(tokenizer: Any) -> None:
-    path = learnt(tokenizer)
-    first = Profile.load(path)
+def test_a_profile_goes_on_where_it_ended(tokenizer: Any, learnt: Path) -> None:
+    first = Profile.load(learnt)
     model = load(profile="italian")
     say(model, tokenizer, ITALIAN[0], 20)
     model.hotset.save_profile("italian")
     model.hotset.save_profile("italian")  # nothing new: nothing is counted twice
     model.hotset.close()
-    second = Profile.load(path)
+    second = Profile.load(learnt)
     assert (second.tokens - first.tokens)[Phase.DECODE] == 19
     assert second.created == first.created
     assert second.uses.sum() == pytest.approx(first.uses.sum() + 64 * (second.tokens - first.tokens).sum(), rel=0.02)
     assert len(second.history.spans) > len(first.history.spans)
 
 
-def test_saving_what_was_loaded_gives_the_same_bytes(tokenizer: Any, tmp_path: Path) -> None:
-    path = learnt(tokenizer)
-    Profile.load(path).save(tmp_path / "again.safetensors")
-    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+def test_saving_what_was_loaded_gives_the_same_bytes(learnt: Path, tmp_path: Path) -> None:
+    Profile.load(learnt).save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == learnt.read_bytes()
 
 
-def test_overwriting_begins_anew_and_loses_nothing_if_nothing_was_used(tokenizer: Any) -> None:
-    path = learnt(tokenizer)
-    before = path.read_bytes()
+def test_overwriting_begins_anew_and_loses_nothing_if_nothing_was_used(tokenizer: Any, learnt: Path) -> None:
+    before = learnt.read_bytes()
     model = load()
     with pytest.raises(HotsetError, match="run the model first"):
         model.hotset.save_profile("italian", overwrite=True)
-    assert path.read_bytes() == before
+    assert learnt.read_bytes() == before
     say(model, tokenizer, ITALIAN[0], 11)
     model.hotset.save_profile("italian", overwrite=True)
     model.hotset.close()
-    assert Profile.load(path).tokens[Phase.DECODE] == 10
+    assert Profile.load(learnt).tokens[Phase.DECODE] == 10
 
 
-def test_a_policy_that_learns_nothing_leaves_what_another_learnt(tokenizer: Any) -> None:
-    path = learnt(tokenizer)
-    before = Profile.load(path)
-    learnt(tokenizer, policy="lru")
-    after = Profile.load(path)
+def test_a_policy_that_learns_nothing_leaves_what_another_learnt(tokenizer: Any, learnt: Path) -> None:
+    before = Profile.load(learnt)
+    learn(tokenizer, learnt, 8, policy="lru")
+    after = Profile.load(learnt)
     assert after.policy == "blend"
     assert after.tokens.sum() > before.tokens.sum()
     assert all(np.array_equal(after.learnt[name], before.learnt[name]) for name in before.learnt)
@@ -187,25 +199,23 @@ def test_nothing_used_is_nothing_to_save() -> None:
     model.hotset.close()
 
 
-def test_a_profile_of_another_model_is_refused_by_name(tokenizer: Any, tmp_path: Path) -> None:
-    path = learnt(tokenizer)
+def test_a_profile_of_another_model_is_refused_by_name(learnt: Path, tmp_path: Path) -> None:
     tiny.save("qwen3_moe", tmp_path / "tiny")
     with tiny.quiet(), pytest.raises(ProfileError, match="8 x 64"):
-        hotset.load(str(tmp_path / "tiny"), memory="50%", profile=str(path))
+        hotset.load(str(tmp_path / "tiny"), memory="50%", profile=str(learnt))
 
 
-def test_a_fine_tune_is_foreign_and_may_be_allowed(tokenizer: Any) -> None:
+def test_a_fine_tune_is_foreign_and_may_be_allowed(learnt: Path) -> None:
     from dataclasses import replace
 
-    path = learnt(tokenizer)
-    known = Profile.load(path)
-    replace(known, fingerprint=Fingerprint(known.fingerprint.architecture, "0" * 32)).save(path)
+    known = Profile.load(learnt)
+    replace(known, fingerprint=Fingerprint(known.fingerprint.architecture, "0" * 32)).save(learnt)
     with pytest.raises(ProfileError, match="--allow-foreign"):
         load(profile="italian")
     model = load(profile="italian", allow_foreign=True)
     assert model.hotset.wait_until_warm(60)
     model.hotset.close()
-    replace(known, fingerprint=Fingerprint("MixtralForCausalLM", "0" * 32)).save(path)
+    replace(known, fingerprint=Fingerprint("MixtralForCausalLM", "0" * 32)).save(learnt)
     with pytest.raises(ProfileError, match="MixtralForCausalLM"):
         load(profile="italian", allow_foreign=True)
 
@@ -224,8 +234,8 @@ def test_the_fingerprint_is_of_the_weights_and_not_of_their_dtype(tmp_path: Path
         assert fingerprint_of_folder(tmp_path).digest != marks[0].digest
 
 
-def test_pins_are_the_hottest_and_a_starving_share_is_refused(tokenizer: Any) -> None:
-    learnt(tokenizer)
+@pytest.mark.usefixtures("learnt")
+def test_pins_are_the_hottest_and_a_starving_share_is_refused() -> None:
     model = load(profile="italian", pin="20%")
     assert model.hotset.wait_until_warm(60)
     heat = model.hotset.profile.hotness()
@@ -283,22 +293,20 @@ def test_two_processes_may_learn_the_same_profile(tokenizer: Any) -> None:
     assert Profile.load(hotset.profile.folder.locate("shared")).tokens[Phase.DECODE] == 20
 
 
-def test_a_profile_that_breaks_meanwhile_is_left_alone_and_told(tokenizer: Any) -> None:
-    path = learnt(tokenizer, "broken")
-    model = load(learn="broken", learn_every=1000)
+def test_a_profile_that_breaks_meanwhile_is_left_alone_and_told(tokenizer: Any, learnt: Path) -> None:
+    model = load(learn="italian", learn_every=1000)
     say(model, tokenizer, ITALIAN[0], 5)
-    path.write_bytes(b"not a profile")
+    learnt.write_bytes(b"not a profile")
     model.hotset.close()
-    assert path.read_bytes() == b"not a profile"
+    assert learnt.read_bytes() == b"not a profile"
     assert any("could not be updated" in note for note in model.hotset.notes)
 
 
-def test_a_refused_profile_gives_an_attached_model_its_experts_back(tokenizer: Any, tmp_path: Path) -> None:
-    path = learnt(tokenizer)
+def test_a_refused_profile_gives_an_attached_model_its_experts_back(learnt: Path, tmp_path: Path) -> None:
     model = tiny.make("qwen3_moe")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(ProfileError, match="8 x 64"):
-        hotset.attach(model, memory="50%", profile=str(path), spill=tmp_path)
+        hotset.attach(model, memory="50%", profile=str(learnt), spill=tmp_path)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert not hasattr(model, "hotset")
 
@@ -317,14 +325,14 @@ def test_marks_and_a_plot(tokenizer: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     model = load()
     model.hotset.mark("first words")
-    say(model, tokenizer, ITALIAN[0], 50)
+    say(model, tokenizer, ITALIAN[0], 20)
     model.hotset.mark("then more")
-    say(model, tokenizer, ITALIAN[1], 50)
+    say(model, tokenizer, ITALIAN[1], 20)
     model.hotset.plot(tmp_path / "heat.svg")
     assert model.hotset.plot() is not None
     marks = model.hotset.statistics().history.marks
     model.hotset.close()
-    assert marks == ((0, "first words"), (49, "then more"))
+    assert marks == ((0, "first words"), (19, "then more"))
     assert "then more" in (tmp_path / "heat.svg").read_text()
 
 
@@ -347,7 +355,7 @@ def tokens_in(path: Path) -> int:
 def test_killing_a_learning_process_never_breaks_its_profile(tmp_path: Path) -> None:
     path = tmp_path / "killed.safetensors"
     random = np.random.default_rng(0)
-    for _ in range(4):
+    for _ in range(examples(2, 8)):
         before, until = tokens_in(path), time.monotonic() + 60
         command = [sys.executable, "-c", textwrap.dedent(KILLED), str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

@@ -27,6 +27,7 @@ EVENTS, TOKENS, HITS, MISSES = int(Count.EVENTS), int(Count.TOKENS), int(Count.H
 ADMITTED, EVICTED, STAGED = int(Count.ADMITTED), int(Count.EVICTED), int(Count.STAGED)
 ALWAYS, LATE, FREE = int(Admit.ALWAYS), int(Admit.LATE), int(Admit.FREE)
 
+wide: Any = np.int64
 observe: Callable[[Any, Table, EventView], None]
 score: Callable[[Any, Table, EventView, int, int], float]
 
@@ -228,9 +229,10 @@ def replay(
     logged = 0
     for at in range(len(layers)):
         first, last = start[at], start[at + 1]
-        phase = phases[at]
-        tick, request = table.clock[0] + 1, requests[at]
-        event = EventView(layers[at], experts[first:last], counts[first:last], tokens[at], phase, tick, request)
+        # Numbers as wide as serve_one has them: what is compiled for one of the two is then used by both.
+        layer, phase, request = wide(layers[at]), wide(phases[at]), wide(requests[at])
+        used, of_each = experts[first:last], counts[first:last]
+        event = EventView(layer, used, of_each, wide(tokens[at]), phase, table.clock[0] + 1, request)
         missing = serve(table, state, event, admits[phase])
         misses[at] = missing
         if log.shape[0] > 0:

@@ -41,6 +41,7 @@ Grid = npt.NDArray[np.float64]
 # Reference counts are left out: the hot path only looks at arrays that its caller holds, and counting them takes ten
 # times as long as the work itself. Numba then refuses, at compile time, any code that would have to allocate.
 _HOT: dict[str, Any] = {"nogil": True, "_nrt": False}
+_NO_WAY_IN: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 _ON_OFF = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 _MAX = 1 << 40  # of a whole number among a policy's options; each has tighter bounds of its own
@@ -199,8 +200,14 @@ def bind(
     for template in templates:
         bound = types.FunctionType(template.__code__, space, template.__name__, template.__defaults__)
         bound.__qualname__ = f"{template.__name__}_{suffix}"
-        space[template.__name__] = compiled_entry(bound) if template in entries else compiled(bound)
+        space[template.__name__] = compiled_entry(bound) if template in entries else _compiled_inside(bound)
     return space
+
+
+def _compiled_inside(function: F) -> F:
+    """Compile a function that only compiled ones call: without a way in from Python, it takes half the time."""
+    inside: F = njit(**_HOT, **_NO_WAY_IN, forceinline=True)(function)
+    return inside
 
 
 def digest_of(sources: Sequence[Path]) -> str:

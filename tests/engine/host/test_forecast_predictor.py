@@ -27,7 +27,7 @@ from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 
 IDS = torch.tensor([[5, 900, 31, 7, 410, 77]])
-LAYERS, EXPERTS, TOP_K, NEW = 8, 64, 8, 24
+LAYERS, EXPERTS, TOP_K, NEW = 8, 64, 8, 12
 SHAPE = ModelShape(LAYERS, EXPERTS, TOP_K, 1000)
 
 
