@@ -70,23 +70,14 @@ def processor() -> dict[str, Any]:
 
 def memory() -> dict[str, Any]:
     """The memory of the machine, and what this process may still take of it."""
-    from hotset.engine.memory import available_memory_bytes, total_memory_bytes
+    from hotset.engine.memory import available_memory_bytes, memory_limit_bytes, total_memory_bytes
 
+    total, limit = total_memory_bytes(), memory_limit_bytes()
     return {
-        "total_bytes": total_memory_bytes(),
+        "total_bytes": total,
         "available_bytes": available_memory_bytes(),
-        "group_limit_bytes": _group_limit_bytes(),
+        "group_limit_bytes": limit if limit < total else None,
     }
-
-
-def _group_limit_bytes() -> int | None:
-    """The limit of the control group as this process sees it, if there is one below the machine's memory."""
-    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        path = Path(place)
-        text = path.read_text().strip() if path.exists() else ""
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
 
 
 def gpus() -> list[dict[str, Any]]:
@@ -95,26 +86,14 @@ def gpus() -> list[dict[str, Any]]:
 
     if not torch.cuda.is_available():
         return []
-    return [_gpu(number) for number in range(torch.cuda.device_count())]
-
-
-def _gpu(number: int) -> dict[str, Any]:
-    import torch
-
-    free, total = torch.cuda.mem_get_info(number)
-    return {
-        "name": torch.cuda.get_device_name(number),
-        "free_bytes": free,
-        "total_bytes": total,
-        "driver": _driver(),
-        "cuda": torch.version.cuda,
-    }
-
-
-def _driver() -> str | None:
     path = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text()) if path.exists() else None
-    return found[1] if found else None
+    driver = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", path.read_text()) if path.exists() else None
+    rows = []
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        sizes = {"name": torch.cuda.get_device_name(number), "free_bytes": free, "total_bytes": total}
+        rows.append(sizes | {"driver": driver[1] if driver else None, "cuda": torch.version.cuda})
+    return rows
 
 
 def pinnable_bytes() -> dict[str, Any]:

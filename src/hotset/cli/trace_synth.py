@@ -70,13 +70,15 @@ def synth(
     ] = None,
 ) -> None:
     """Write a synthetic trace that behaves like real routing; equal parameters give equal bytes."""
+    from hotset.trace.synth import SynthConfig
+
     given = _given(locals())
     if fit and config:
         raise HotsetError("--fit and --config both set the parameters: give one of them")
     refuse_existing(force, out, save_config)
     report = _fit(fit, given) if fit else None
-    final = _merge(report.config.to_dict() if report else _read_config(config), given)
-    _write(final, out, save_config, report, as_json)
+    values = report.config.to_dict() if report else _read_config(config)
+    _write(SynthConfig.from_dict(values | given), out, save_config, report, as_json)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
@@ -115,12 +117,6 @@ def _fit(path: Path, given: dict[str, Any]) -> FitReport:
     wanted = {name: given[name] for name in ("seed", "topics") if name in given}
     with progress_bar("fitting", FIT_EVALUATIONS) as advance:
         return fit_trace(trace, advance=advance, **wanted)
-
-
-def _merge(values: dict[str, Any], given: dict[str, Any]) -> SynthConfig:
-    from hotset.trace.synth import SynthConfig
-
-    return SynthConfig.from_dict({**values, **given})
 
 
 def _write(config: SynthConfig, out: Path, save_config: Path | None, report: FitReport | None, as_json: bool) -> None:

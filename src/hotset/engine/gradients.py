@@ -8,6 +8,7 @@ of the forward pass, and `stats()["backward"]` says what was fetched. The expert
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def differentiable(
     """Serve one event so that gradients go through it, if anything wants some; else `serve` alone is called."""
     hidden, index, weights = given
     if in_backward():
-        serve = _serve_again(driver, layer)
+        serve = partial(driver.serve_again, layer)
     if not torch.is_grad_enabled():
         return serve(hidden, index, weights)
     learnt = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -68,13 +69,6 @@ def refuse_dropout(module: torch.nn.Module) -> None:
         )
 
 
-def _serve_again(driver: HostDriver, layer: int) -> Serve:
-    def serve(hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        return driver.serve_again(layer, hidden, index, weights)
-
-    return serve
-
-
 class _Experts(torch.autograd.Function):
     """The experts of one layer as a function of its input, the router's weights and what else they learn."""
 
@@ -105,7 +99,7 @@ class _Experts(torch.autograd.Function):
         back = Backward(event, driver.kernels[layer], grad, learnt)
         if len(event.experts):
             driver.revisit(layer, event, back)
-        return back.of_hidden(), back.of_weights().view_as(weights), None, None, None, None, *back.of_learnt()
+        return back.of_hidden(), back.of_weights.view_as(weights), None, None, None, None, *back.of_learnt()
 
 
 class Backward:
@@ -116,7 +110,7 @@ class Backward:
         pairs = event.tokens * event.top_k
         self._rows = event.hidden.new_zeros((pairs, event.hidden.shape[-1]))
         self._given_weights = event.weights.reshape(-1)
-        self._weights = torch.zeros_like(self._given_weights)
+        self.of_weights = torch.zeros_like(self._given_weights)  # pair by pair
         self._learnt: dict[int, tuple[Tensor | None, ...]] = {}
 
     def __call__(self, experts: Sequence[int], rows: Sequence[int]) -> None:
@@ -137,16 +131,12 @@ class Backward:
         of_given, of_weights, *of_learnt = found
         if of_given is None or of_weights is None:
             raise ModelError("the experts of this model cannot be differentiated: use torch.no_grad()")
-        self._rows[places], self._weights[places] = of_given, of_weights
+        self._rows[places], self.of_weights[places] = of_given, of_weights
         self._learnt[expert] = tuple(of_learnt)
 
     def of_hidden(self) -> Tensor:
         """The gradient of the layer's input, summed over each token's experts in the router's order."""
         return self._rows.view(self.event.tokens, self.event.top_k, -1).sum(dim=1)
-
-    def of_weights(self) -> Tensor:
-        """The gradient of the router's weights, pair by pair."""
-        return self._weights
 
     def of_learnt(self) -> Iterator[Tensor | None]:
         """The gradients of other parameters, summed in the order of experts, whichever arrived first."""

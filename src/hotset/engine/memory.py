@@ -11,7 +11,6 @@ SMALL_BYTES = 4 << 30
 """A process that may hold less than this has to mind what its allocator keeps."""
 _LIBC = ctypes.CDLL(None)
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
-_NO_LIMIT_BYTES = 1 << 62
 _GROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -20,7 +19,8 @@ _GROUPS = (
 
 def available_memory_bytes() -> int:
     """The memory that can be had without swapping, as far as the system tells."""
-    return max(min(_machine_bytes(), _group_bytes()), 0)
+    left = [limit - used for limit, used in _groups()]  # by the control groups, from its own up to the root
+    return max(min([_machine_bytes(), *left]), 0)
 
 
 def total_memory_bytes() -> int:
@@ -58,11 +58,6 @@ def _machine_bytes() -> int:
         return total_memory_bytes()
     fields = {line.split(":")[0]: line.split()[1] for line in lines if ":" in line}
     return int(fields.get("MemAvailable", fields["MemTotal"])) * 1024
-
-
-def _group_bytes() -> int:
-    """What the control groups of this process leave, from its own up to the root."""
-    return min([_NO_LIMIT_BYTES, *(limit - used for limit, used in _groups())])
 
 
 def _groups() -> Iterator[tuple[int, int]]:

@@ -17,7 +17,6 @@ from hotset.reading import odd_file
 if TYPE_CHECKING:
     from hotset.models.handle import Handle
     from hotset.models.recording import Recording
-    from hotset.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -36,17 +35,23 @@ class TextModel:
         `check` is called between the parts of this, and may raise to end it.
         """
         need_transformers()
+        from transformers import AutoConfig
+
         from hotset.models.learning import read_profile
+        from hotset.models.load import load_model
 
         profile = read_profile(options)
         place = locate(options.model)
-        _check_config(place, options.trust_remote_code)
+        with translate_errors(place, "load the config", "check config.json, or download it again"):
+            if not is_gguf(place):
+                AutoConfig.from_pretrained(place, trust_remote_code=options.trust_remote_code)
         check()
         tokenizer = load_tokenizer(place, options.trust_remote_code)
         if getattr(tokenizer, "chat_template", None):
             worker().start()
         check()
-        loaded = cls(_load_model(place, options, profile), tokenizer, options, place)
+        with translate_errors(place, "load the model", LOADING):
+            loaded = cls(load_model(place, options, profile), tokenizer, options, place)
         check()
         return loaded
 
@@ -134,22 +139,6 @@ def load_tokenizer(place: str, trust_remote_code: bool = False) -> Any:
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
         raise ModelError(f"{place} has no tokenizer: copy tokenizer.json and tokenizer_config.json beside the weights")
     return tokenizer
-
-
-def _check_config(place: str, trust_remote_code: bool) -> None:
-    from transformers import AutoConfig
-
-    with translate_errors(place, "load the config", "check config.json, or download it again"):
-        if is_gguf(place):
-            return
-        AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code)
-
-
-def _load_model(place: str, options: RunOptions, profile: Profile | None) -> Any:
-    from hotset.models.load import load_model
-
-    with translate_errors(place, "load the model", LOADING):
-        return load_model(place, options, profile)
 
 
 def need_transformers() -> None:

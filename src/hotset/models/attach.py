@@ -161,8 +161,6 @@ def _gather(model: Any, handle: Handle) -> dict[str, torch.Tensor]:
             f"all experts together need {format_size(needed)} and {format_size(available_memory_bytes())} are available"
         )
     whole = {name: torch.zeros(shape, dtype=dtypes[name]) for name, shape in shapes.items()}
-    for placeholder in handle.placeholders:
-        placeholder.put_rest(whole[placeholder.name])
     engine, catalog = handle.engine, handle.engine.offloaded("gather").catalog
     for layer, moe_layer in enumerate(handle.moe_layers):
         layout = catalog.layers[layer].layout

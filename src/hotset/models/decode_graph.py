@@ -125,7 +125,7 @@ class DecodeGraphs:
         values = kwargs if not args else dict(self.signature.bind(*args, **kwargs).arguments)
         with _current(self.decode.device):
             if self._may(step, values):
-                with self.decode.exclusive():  # nothing may change the cache between a look at it and the launch
+                with self.decode.guard.lock:  # nothing may change the cache between a look at it and the launch
                     captured = self._captured(step, values) if self._can() else None
                     if captured is not None:
                         outputs = self.decode.run(step, captured, tensors_of(values))

@@ -21,13 +21,10 @@ class Placeholder:
     put_back: Callable[[torch.nn.Parameter], None]
     rest: torch.Tensor | None  # rows that belong to no expert
 
-    def put_rest(self, whole: torch.Tensor) -> None:
-        """Copy in the rows that belong to no expert; they are the last."""
+    def fill(self, whole: torch.Tensor) -> None:
+        """Put the parameter back where it was, with these values; the last rows may belong to no expert."""
         if self.rest is not None:
             whole[len(whole) - len(self.rest) :] = self.rest
-
-    def fill(self, whole: torch.Tensor) -> None:
-        """Put the parameter back where it was, with these values."""
         fresh = whole.to(self.parameter.device) if self.parameter.device.type != "meta" else whole
         if self.parameter.device.type == "meta":
             self.parameter = torch.nn.Parameter(fresh, requires_grad=self.parameter.requires_grad)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -120,12 +120,11 @@ def _bound(module: Any, args: tuple[Any, ...], kwargs: Values) -> Values:
 
 def _prompt(values: Values) -> Prompt | None:
     """The prompt that a call computes; None for a decode step, or where there are no ids."""
-    ids, cache = values.get("input_ids"), values.get("past_key_values")
+    ids, cache = values.get("input_ids"), cast(Any, values.get("past_key_values"))
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape[1] < 2:
         return None
-    seen: Callable[[], Any] = getattr(cache, "get_seq_length", lambda: 0)
-    past = seen()
-    return Prompt(ids.shape[0], ids.shape[1], int(past))
+    past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+    return Prompt(ids.shape[0], ids.shape[1], past)
 
 
 def _can_be_split(module: Any, values: Values) -> bool:
@@ -140,7 +139,10 @@ def _can_be_split(module: Any, values: Values) -> bool:
         return False
     if _turns_by_length(module.config):
         return False
-    return _takes_pieces(values.get("past_key_values")) and all(_is_mask(m) for m in _masks(values))
+    mask = values.get("attention_mask")
+    masks = [each for each in (mask.values() if isinstance(mask, dict) else [mask]) if each is not None]
+    plain = all(isinstance(each, torch.Tensor) and each.dim() in (2, 4) for each in masks)
+    return plain and _takes_pieces(values.get("past_key_values"))
 
 
 def _turns_by_length(config: Any) -> bool:
@@ -158,17 +160,10 @@ def _takes_pieces(cache: Any) -> bool:
     layers = getattr(cache, "layers", None)
     if layers is None or getattr(cache, "offloading", False):
         return False
-    if not layers:
-        return _grows_plain_layers(cache)
+    if not layers:  # it has none yet: those that it will make
+        return getattr(cache, "layer_class_to_replicate", None) is DynamicLayer
     # A window of fixed size rolls: a mask that was made for the whole prompt does not fit its pieces.
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer) for layer in layers)
-
-
-def _grows_plain_layers(cache: Any) -> bool:
-    """Whether a cache that has no layers yet will make plain ones."""
-    from transformers.cache_utils import DynamicLayer
-
-    return getattr(cache, "layer_class_to_replicate", None) is DynamicLayer
 
 
 def _has_its_memory(cache: Any) -> bool:
@@ -177,15 +172,6 @@ def _has_its_memory(cache: Any) -> bool:
     return bool(layers) and all(
         hasattr(layer, "max_cache_len") and getattr(layer, "is_initialized", False) for layer in layers
     )
-
-
-def _masks(values: Values) -> list[Any]:
-    mask = values.get("attention_mask")
-    return list(mask.values()) if isinstance(mask, dict) else [mask]
-
-
-def _is_mask(mask: Any) -> bool:
-    return mask is None or (isinstance(mask, torch.Tensor) and mask.dim() in (2, 4))
 
 
 def _pieces(values: Values, prompt: Prompt, rows: int) -> Iterator[Values]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +45,7 @@ class DeviceDecode:
         if offload.tier is None or not isinstance(offload.mover, CopyMover):
             raise HotsetError("only a device with a RAM tier behind it can drive")
         self.device, self.cache, self.stats, self.lease = device, cache, stats, cache.controller.lease
-        self._guard, self._offload, self._tier = guard, offload, offload.tier
+        self.guard, self._offload, self._tier = guard, offload, offload.tier
         streams, prefetcher = offload.mover.streams, offload.prefetcher
         specs = [local.spec for local in offload.driver.kernels]
         parts = StepParts(offload.catalog, specs, offload.arena, offload.tier.arena, predict)
@@ -99,33 +99,29 @@ class DeviceDecode:
 
     # What the device serves.
 
-    def exclusive(self) -> AbstractContextManager[Any]:
-        """A context in which nothing else changes the slots; the device may be ahead of the host."""
-        return self._guard.lock
-
     def run(self, step: Step, captured: CapturedStep, inputs: dict[str, Tensor]) -> Any:
         """Have the device serve a step; returns its outputs, which the next run overwrites."""
-        with self._guard.lock, self.steps.faults_told():
-            self._guard.check()
+        with self.guard.lock, self.steps.faults_told():
+            self.guard.check()
             self._served.add(step.number)
             return self.steps.run(step, captured, inputs, self.stats.recorder_of(step))
 
     def discard(self) -> None:
         """Give up what was made on the device; the host goes on from there."""
-        with self._guard.lock:
+        with self.guard.lock:
             self.steps.discard()
 
     # What the host follows.
 
     def drain(self) -> None:
         """Follow what the device has served last; waits for it."""
-        with self._guard.lock:
+        with self.guard.lock:
             self.steps.drain()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A context in which no event is served, and the host knows of all that were."""
-        with self._guard.lock:
+        with self.guard.lock:
             self.steps.drain()
             yield
 
@@ -144,7 +140,7 @@ class DeviceDecode:
     def sync(self) -> None:
         """Bring the clock and the statistics up to date."""
         self.drain()
-        state = None if self.steps.state is None or self._guard.is_broken else self.steps.state.prefetch
+        state = None if self.steps.state is None or self.guard.is_broken else self.steps.state.prefetch
         if state is not None and self._forecast is not None:
             with self.steps.faults_told():
                 self._forecast.trial.state.budget[:-1] = state.max_queued.cpu().numpy()

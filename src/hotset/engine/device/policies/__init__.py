@@ -23,26 +23,16 @@ from typing import Any, NamedTuple
 from hotset.policies import Policy
 
 
-def _nothing(policy: Policy) -> str | None:  # noqa: ARG001 - what refuses nothing need not look
-    return None
-
-
-def _as_it_is(state: Any) -> Any:
-    return state
-
-
-def _one(policy: Policy, state: Any) -> int:  # noqa: ARG001 - for policies of one variant
-    return 0
-
-
 class DevicePolicy(NamedTuple):
     """How the host calls the functions of one policy."""
 
     load_state: Any
     observe_and_score: Any
-    tensors: Callable[[Any], Any] = _as_it_is  # the named tuple of tensors that observe_and_score takes as its state
-    variant: Callable[[Policy, Any], int] = _one  # compiled separately
-    refuses: Callable[[Policy], str | None] = _nothing  # the reason why these options do not run here
+    tensors: Callable[[Any], Any] = lambda state: (
+        state
+    )  # the named tuple of tensors that observe_and_score takes as its state
+    variant: Callable[[Policy, Any], int] = lambda *_: 0  # compiled separately
+    refuses: Callable[[Policy], str | None] = lambda _: None  # the reason why these options do not run here
     least_warps: int = 1
 
 
