@@ -40,7 +40,7 @@ class ExpertBatch:
             self.flat, self.predicted_ids = numbers[: len(pairs)], numbers[len(pairs) :]
         self._order = self.flat.argsort(kind="stable")
         ranked = self.flat[self._order]
-        self.single = self.tokens == 1 and _are_different(ranked.tolist(), experts)
+        self.single = self.tokens == 1 and ranked[-1] < experts and len(set(ranked.tolist())) == len(ranked)
         if self.single:
             self.experts, self.counts = ranked.astype(np.int32), _ONES[: len(ranked)]
         else:
@@ -119,11 +119,6 @@ class ExpertBatch:
         """A row for every pair; zeros if the experts of some are not of this layer."""
         make = torch.empty if int(self.counts.sum()) == len(self.flat) else torch.zeros
         return make((len(self.flat), width), dtype=dtype, device=self.hidden.device)
-
-
-def _are_different(ranked: list[int], experts: int) -> bool:
-    """Whether a token names each of its experts once, and all of them are of this layer."""
-    return ranked[-1] < experts and len(set(ranked)) == len(ranked)
 
 
 def _count(ranked: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

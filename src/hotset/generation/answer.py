@@ -67,6 +67,8 @@ def generate(
         torch.manual_seed(sampling.seed)
     with watching(text_model.model, stop) as watch, generating(text_model):
         stream = TokenStream(text_model.tokenizer, on_text, first=lambda: setattr(watch, "begun", True))
+        # transformers would compile the model for a cache of fixed size
+        kept = {} if cache is None else {"past_key_values": cache, "disable_compile": True}
         began_s = time.perf_counter()
         try:
             text_model.model.generate(
@@ -74,36 +76,21 @@ def generate(
                 attention_mask=torch.ones_like(ids),
                 **arguments(text_model, sampling, room, watch.criterion),
                 streamer=stream,
-                **_with(cache),
+                **kept,
             )
         except Stopped:
             cache = None  # some layers have seen the prompt and some have not
-    return _answer(text_model, ids, stream, began_s, cache, _finish(stop, len(stream.ids), room))
-
-
-def _finish(stop: Stop, new_tokens: int, room: int) -> Finish:
-    if stop.asked:
-        return Finish.INTERRUPT
-    return Finish.LENGTH if new_tokens >= room else Finish.STOP
-
-
-def _answer(text_model: TextModel, ids: Any, stream: TokenStream, began_s: float, cache: Any, finish: Finish) -> Answer:
-    times_s = stream.times_s
-    known = 0 if cache is None else int(cache.get_seq_length())
+    times_s, known = stream.times_s, 0 if cache is None else int(cache.get_seq_length())
+    finish = Finish.LENGTH if len(stream.ids) >= room else Finish.STOP
     return Answer(
         text=text_model.tokenizer.decode(stream.ids, skip_special_tokens=True),
         prompt_tokens=int(ids.shape[1]),
         new_ids=stream.ids,
         prefill_s=times_s[0] - began_s if times_s else None,
         decode_s=times_s[-1] - times_s[0] if times_s else 0.0,
-        finish=finish,
+        finish=Finish.INTERRUPT if stop.asked else finish,
         cached_ids=(ids[0].tolist() + stream.ids)[:known],
     )
-
-
-def _with(cache: Any) -> dict[str, Any]:
-    """How a cache is handed over; transformers would compile the model for one of fixed size."""
-    return {} if cache is None else {"past_key_values": cache, "disable_compile": True}
 
 
 def generating(text_model: TextModel) -> AbstractContextManager[None]:

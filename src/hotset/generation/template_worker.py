@@ -7,6 +7,7 @@ stdout.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from contextlib import suppress
 from typing import Any
@@ -18,7 +19,7 @@ CPU_S = 10
 
 def main() -> None:
     """Answer until stdin ends."""
-    _ignore_interrupts()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it reaches all processes of a terminal, and is for another
     from transformers.utils.chat_template_utils import render_jinja_template
 
     cpu_s = int(sys.argv[1]) if sys.argv[1:] else CPU_S
@@ -45,13 +46,6 @@ def _answer(render: Any, asked: dict[str, Any]) -> dict[str, str]:
     if len(texts[0]) > MAX_LETTERS:
         return {"error": f"it makes a text of {len(texts[0]):,} letters"}
     return {"text": texts[0]}
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C at a terminal reaches all its processes, and is for the one that a person talks with."""
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _limit_memory() -> None:

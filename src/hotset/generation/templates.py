@@ -41,7 +41,9 @@ class TemplateWorker:
         with self._lock:
             answer = self._ask(json.dumps(asked, default=str).encode() + b"\n")
         if "error" in answer:
-            raise ModelError(f"the chat template does not work ({_short(answer['error'])}): use --no-chat")
+            raise ModelError(
+                f"the chat template does not work ({printable(answer['error'])[:_MAX_WHY]}): use --no-chat"
+            )
         if not answer["text"]:
             raise ModelError("the chat template renders nothing: use --no-chat, or mend chat_template.jinja")
         return str(answer["text"])
@@ -106,7 +108,3 @@ def _spawn(cpu_s: int) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise HotsetError(f"cannot start a process for the chat template ({error.strerror}): use --no-chat") from error
-
-
-def _short(why: str) -> str:
-    return printable(why)[:_MAX_WHY]

@@ -6,7 +6,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -123,7 +123,8 @@ class DecodeGraphs:
         """One step: of decode it is replayed, or captured first; anything else goes the host's way."""
         step = self.tracker.current()
         values = kwargs if not args else dict(self.signature.bind(*args, **kwargs).arguments)
-        with _current(self.decode.device):
+        device = self.decode.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             if self._may(step, values):
                 with self.decode.guard.lock:  # nothing may change the cache between a look at it and the launch
                     captured = self._captured(step, values) if self._can() else None
@@ -242,8 +243,3 @@ class DecodeGraphs:
             graph, outputs = capture.record(self.held.pool(device))
         let_go(outputs, cache)
         return CapturedStep(graph, tensors_of(inputs), outputs, kernels, variant, weakref.ref(cache))
-
-
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """A context in which kernels and streams are those of a device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -35,7 +35,6 @@ from hotset.store.inside import check_inside, folder_of
 from hotset.store.packed import is_packed
 
 _CURRENT: ContextVar[DeferredExperts | None] = ContextVar("hotset_lean_load", default=None)
-_EXPERT_KEYS = {"expert", r"mlp\.(w1|v1|w2)", r"mlp\.(input|output)_linear"}
 
 
 @dataclass
@@ -87,7 +86,7 @@ class DeferredExperts:
         self.kept = self.keep(model, moe_layers, catalog)
         if not self.kept:
             self.placeholders = install_placeholders(model, moe_layers)
-            self.heed_keys = ignore_keys(model, _EXPERT_KEYS)
+            self.heed_keys = ignore_keys(model, {keys for each in moe_layers for keys in each.ignored_keys})
 
 
 def remember_shapes(model: Any, names: set[str]) -> None:

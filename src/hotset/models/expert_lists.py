@@ -15,9 +15,9 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.errors import ModelError
-from hotset.models.adapters._common import gated, parent_of
+from hotset.models.adapters._common import gated
 from hotset.models.interface import TOP_K_NAMES
-from hotset.models.layers import LayerPart, MoeLayer, RowRange
+from hotset.models.layers import LayerPart, MoeLayer, RowRange, parent_of
 from hotset.models.list_calls import ListCalls
 
 Tensor = torch.Tensor

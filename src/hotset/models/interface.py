@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.layers import MoeLayer, fused_part
+from hotset.models.layers import MoeLayer, fused_part, parent_of
 from hotset.models.patches import replace_forward
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
@@ -56,15 +56,10 @@ def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
 def top_k_of(name: str, module: Any, model: torch.nn.Module) -> int:
     """The experts that one token uses, as the config or the router beside the experts says."""
     config = getattr(module, "config", None)
-    for holder in (config, *_neighbours(name, model)):
+    parent = parent_of(name, model)
+    for holder in (config, parent, *parent.children()):  # where a router may sit
         for key in TOP_K_NAMES:
             value = getattr(holder, key, None)
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= module.num_experts:
                 return value
     return 1
-
-
-def _neighbours(name: str, model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The modules in which a router may sit: the experts' parent and its children."""
-    parent = model.get_submodule(name.rpartition(".")[0])
-    return [parent, *parent.children()]

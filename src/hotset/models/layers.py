@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,6 +43,7 @@ class MoeLayer:
     spec: ExpertSpec
     install: Callable[[Forward], Callable[[], None]]  # takes over the calls; returns what gives them back
     stock: Forward | None = None  # the stock implementation of the same call, where the family has one
+    ignored_keys: tuple[str, ...] = ("expert",)  # patterns of the experts' keys in a checkpoint
 
     def parameters(self) -> list[str]:
         """The full names of all parameters that the experts are made of."""
@@ -53,6 +54,11 @@ class MoeLayer:
             for row_range in part.row_ranges(e)
         }
         return list(names)
+
+
+def parent_of(name: str, model: torch.nn.Module) -> Any:
+    """The module that holds the one of this name."""
+    return model.get_submodule(name.rpartition(".")[0])
 
 
 def fused_part(name: str, parameter: str, shape: tuple[int, ...]) -> LayerPart:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hotset.models.layers import MoeLayer
+from hotset.models.layers import MoeLayer, parent_of
 
 Tensor = torch.Tensor
 
@@ -16,15 +16,12 @@ _CORRECTIONS = ("e_score_correction_bias", "expert_bias", "correction_bias")
 """What families that choose by corrected scores add to them; it is not part of the weight of an expert."""
 
 
-def _softmax(logits: Tensor) -> Tensor:
-    return logits.softmax(dim=-1)
-
-
-def _root_softplus(logits: Tensor) -> Tensor:
-    return torch.nn.functional.softplus(logits).sqrt()
-
-
-_SCORES = (None, torch.sigmoid, _softmax, _root_softplus)
+_SCORES: tuple[Callable[[Tensor], Tensor] | None, ...] = (
+    None,
+    torch.sigmoid,
+    lambda logits: logits.softmax(dim=-1),
+    lambda logits: torch.nn.functional.softplus(logits).sqrt(),
+)
 """What routers make of their logits, cheapest first; it only matters to what is added or summed afterwards."""
 
 
@@ -152,10 +149,12 @@ def _nothing(tokens: int, distances: int, width: int, device: torch.device) -> T
 
 def _router(model: Any, moe_layer: MoeLayer, asked: dict[type, Choice]) -> Router | None:
     """The router of a layer; None if it is more than a matrix, or if experts take a projection of what it takes."""
-    parent = _parent(model, moe_layer)
-    module = _module_of(parent, moe_layer)
-    matrix = None if module is None or _has_table(module) else _matrix(module, moe_layer)
-    if matrix is None:
+    parent = parent_of(moe_layer.name, model)
+    # The module that routes is in the one taken over, or beside the experts.
+    held = [getattr(holder, name, None) for holder in (moe_layer.module, parent) for name in ("router", "gate")]
+    module = next((each for each in held if isinstance(each, torch.nn.Module)), None)
+    matrix = None if module is None else _matrix(module, moe_layer)
+    if module is None or matrix is None:
         return None
     own, beside = _named(module), _named(parent, recurse=False)
     corrections = [tensor.reshape(-1) for name, tensor in (beside | own).items() if name in _CORRECTIONS]
@@ -166,23 +165,10 @@ def _router(model: Any, moe_layer: MoeLayer, asked: dict[type, Choice]) -> Route
     return found._replace(choice=_choice(module, found, moe_layer.top_k, asked))
 
 
-def _parent(model: Any, moe_layer: MoeLayer) -> Any:
-    return model.get_submodule(moe_layer.name.rpartition(".")[0])
-
-
-def _module_of(parent: Any, moe_layer: MoeLayer) -> Any:
-    """The module that routes: in the one taken over, or beside the experts."""
-    held = [getattr(holder, name, None) for holder in (moe_layer.module, parent) for name in ("router", "gate")]
-    return next((module for module in held if isinstance(module, torch.nn.Module)), None)
-
-
-def _has_table(module: Any) -> bool:
-    """Whether a router looks up experts by token, as in the first layers of DeepSeek V4."""
-    return any(not buffer.is_floating_point() for buffer in module.buffers())
-
-
 def _matrix(module: Any, moe_layer: MoeLayer) -> Tensor | None:
     """The one matrix of a router; a scale of its input becomes part of it."""
+    if any(not buffer.is_floating_point() for buffer in module.buffers()):
+        return None  # it looks up experts by token, as in the first layers of DeepSeek V4
     named = [(name.rpartition(".")[2], tensor) for name, tensor in module.named_parameters()]
     matrices = [tensor.detach() for name, tensor in named if tensor.dim() == 2 and name not in _CORRECTIONS]
     if len(matrices) != 1 or matrices[0].is_meta or matrices[0].element_size() == 1:
@@ -208,7 +194,7 @@ def _width(moe_layer: MoeLayer) -> int:
 
 def _scale(model: Any, moe_layer: MoeLayer) -> Tensor | None:
     """What turns the experts' input into the router's, where each has its own norm of the same state (Gemma 4)."""
-    norm = getattr(_parent(model, moe_layer), "pre_feedforward_layernorm_2", None)
+    norm = getattr(parent_of(moe_layer.name, model), "pre_feedforward_layernorm_2", None)
     if norm is None or norm.weight.is_meta:
         return None
     weight: Tensor = norm.weight.detach()

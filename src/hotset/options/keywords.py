@@ -33,7 +33,8 @@ def takes_options(
 
         functools.update_wrapper(call, function)
         call.__signature__ = _signature(function, kind, place, more)  # type: ignore[attr-defined]
-        call.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{_listed(kind, place)}"
+        options = "\n".join(["Options:", *(f"    {each.name}: {each.option.help}" for each in declared(kind, place))])
+        call.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{options}"
         return cast(Callable[Concatenate[M, P], R], call)
 
     return decorate
@@ -43,9 +44,11 @@ def make(
     kind: Callable[..., T], values: dict[str, Any], place: Place, *, more: str | None = None, caller: str = "load"
 ) -> T:
     """The options of these keywords; names of earlier versions are taken, with a deprecation warning."""
-    values, notes = up_to_date(kind, values)
-    for note in notes:
-        warnings.warn(note, DeprecationWarning, stacklevel=3)
+    values = dict(values)
+    for each in declared(kind):
+        for old in each.option.formerly.keys() & values.keys():
+            values.setdefault(each.name, each.converted(old, values.pop(old)))
+            warnings.warn(each.deprecated(old), DeprecationWarning, stacklevel=3)
     names = {each.name for each in declared(kind, place)}
     rest = {name: values.pop(name) for name in values.keys() - names}
     if rest and more is None:
@@ -53,16 +56,6 @@ def make(
     if rest and more is not None:
         values[more] = {**(values.get(more) or {}), **rest}
     return kind(**values)
-
-
-def up_to_date(kind: Any, values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Values under today's names, and a line for each that was under an earlier one."""
-    found, notes = dict(values), []
-    for each in declared(kind):
-        for old in each.option.formerly.keys() & found.keys():
-            found.setdefault(each.name, each.converted(old, found.pop(old)))
-            notes.append(each.deprecated(old))
-    return found, notes
 
 
 def _signature(function: Callable[..., Any], kind: Any, place: Place, more: str | None) -> inspect.Signature:
@@ -73,7 +66,3 @@ def _signature(function: Callable[..., Any], kind: Any, place: Place, more: str 
     ]
     rest = [] if more is None else [inspect.Parameter("more", inspect.Parameter.VAR_KEYWORD, annotation=Any)]
     return inspect.Signature([first, *options, *rest], return_annotation=Any)
-
-
-def _listed(kind: Any, place: Place) -> str:
-    return "\n".join(["Options:", *(f"    {each.name}: {each.option.help}" for each in declared(kind, place))])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -20,11 +19,6 @@ def gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return activation(first) * second
 
     return gate
-
-
-def parent_of(name: str, model: torch.nn.Module) -> Any:
-    """The module that holds the one of this name."""
-    return model.get_submodule(name.rpartition(".")[0])
 
 
 def module_part(name: str, key: str, expert: torch.nn.Module) -> LayerPart:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.adapters._common import gated, parent_of
-from hotset.models.layers import Forward, LayerPart, MoeLayer, RowRange
+from hotset.models.adapters._common import gated
+from hotset.models.layers import Forward, LayerPart, MoeLayer, RowRange, parent_of
 from hotset.models.patches import replace_forward
 
 Tensor = torch.Tensor
@@ -30,7 +30,10 @@ def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
     )
     spec = ExpertSpec(up="gate_up", down="down", activation=gated(module.mlp.activation_fn), down_transposed=True)
     top_k = parent_of(name, model).top_k
-    return MoeLayer(name, module, module.num_experts, top_k, parts, spec, lambda f: _install(module, f))
+    keys = (r"mlp\.(w1|v1|w2)",)
+    return MoeLayer(
+        name, module, module.num_experts, top_k, parts, spec, lambda f: _install(module, f), ignored_keys=keys
+    )
 
 
 def _install(module: Any, forward: Forward) -> Callable[[], None]:

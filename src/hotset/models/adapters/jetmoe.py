@@ -29,7 +29,8 @@ def moe_layer_of(name: str, module: Any, _: torch.nn.Module) -> MoeLayer:
         fused_part("down", f"{name}.output_linear.weight", tuple(down.weight.shape[1:])),
     )
     spec = ExpertSpec(up="gate_up", down="down", activation=gated(module.activation))
-    return MoeLayer(name, module, up.num_experts, module.router.top_k, parts, spec, lambda f: _install(module, f))
+    keys, top_k = (r"mlp\.(input|output)_linear",), module.router.top_k
+    return MoeLayer(name, module, up.num_experts, top_k, parts, spec, lambda f: _install(module, f), ignored_keys=keys)
 
 
 def _install(module: Any, forward: Forward) -> Callable[[], None]:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.adapters._common import gated, parent_of
-from hotset.models.layers import Forward, MoeLayer, fused_part
+from hotset.models.adapters._common import gated
+from hotset.models.layers import Forward, MoeLayer, fused_part, parent_of
 from hotset.models.patches import replace_forward
 
 Tensor = torch.Tensor

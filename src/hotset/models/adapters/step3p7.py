@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.adapters._common import parent_of
-from hotset.models.layers import MoeLayer, fused_part
+from hotset.models.layers import MoeLayer, fused_part, parent_of
 from hotset.models.patches import replace_forward
 
 CLASSES = ("Step3p7Experts",)

@@ -31,7 +31,7 @@ class DevicePolicy(NamedTuple):
     tensors: Callable[[Any], Any] = lambda state: (
         state
     )  # the named tuple of tensors that observe_and_score takes as its state
-    variant: Callable[[Policy, Any], int] = lambda *_: 0  # compiled separately
+    variant: Callable[[Any, Any], int] = lambda *_: 0  # compiled separately
     refuses: Callable[[Policy], str | None] = lambda _: None  # the reason why these options do not run here
     least_warps: int = 1
 

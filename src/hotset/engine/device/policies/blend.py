@@ -258,8 +258,10 @@ def _tensors(state: Any) -> BlendTensors:
     return BlendTensors(**state._asdict(), fresh=fresh.to(state.rates.device))
 
 
-def _variant(policy: Any, state: Any) -> int:
-    return int(state.follows.shape[0] > 0)
-
-
-DEVICE = DevicePolicy(load_state, observe_and_score, tensors=_tensors, variant=_variant, least_warps=4)
+DEVICE = DevicePolicy(
+    load_state,
+    observe_and_score,
+    tensors=_tensors,
+    variant=lambda _, state: int(state.follows.shape[0] > 0),
+    least_warps=4,
+)

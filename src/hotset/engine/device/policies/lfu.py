@@ -4,8 +4,6 @@
 # ruff: noqa: ARG001 - every policy takes the same arguments
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -35,8 +33,4 @@ def observe_and_score(
     return uses
 
 
-def _variant(policy: Any, state: Any) -> int:
-    return int(policy.history)
-
-
-DEVICE = DevicePolicy(load_state, observe_and_score, variant=_variant)
+DEVICE = DevicePolicy(load_state, observe_and_score, variant=lambda policy, _: int(policy.history))
