@@ -6,15 +6,30 @@ from typing import Any
 
 import expert_samples as samples
 import gguf_models
+import numpy as np
+import pytest
 import torch
+import triton.language as tl
 
 from hotset import formats
 from hotset.engine.arena import Arena, poison
 from hotset.formats import WeightFormat
+from hotset.formats.gguf import KEPT
 from hotset.store import Part, SlotLayout
+from hotset.store.gguf import BLOCKS
 from hotset.store.layout import PAGE_BYTES, round_up
 
 DEVICE = samples.DEVICE
+SPECS = [
+    "fp8:block_n=16,block_k=32", "fp8:block_n=24,block_k=24,scales=bfloat16", "fp8:block_n=0,block_k=0",
+    "fp8:block_n=1,block_k=32,scales=e8m0", "fp8:block_n=16,block_k=32,values=e5m2",
+    "mxfp4", "nvfp4:matrices=2", "nvfp4:matrices=2,divides=on",
+    "integer", "integer:bits=8,scales=float16", "integer:bits=8,group=0,scales=float32",
+    "integer:group=16,zeros=bytes,scales=float16", "integer:group=16,ordered=2",
+    "integer:bits=8,group=16,zeros=bytes,ordered=2",
+    *(f"gguf:kind={kind}" for kind in KEPT),
+]  # fmt: skip
+OF_256 = [kind for kind in KEPT if BLOCKS[kind].weights == 256]
 
 
 def random_parts(chosen: WeightFormat, outputs: int, inputs: int, seed: int, *, wild: bool) -> list[Any]:
@@ -73,3 +88,33 @@ def encoded_sample(sample: samples.Sample, chosen: WeightFormat) -> samples.Samp
             rows = values[expert].T if spec.is_transposed(part.name) else values[expert]
             chosen.decode(made, rows)
     return samples.Sample(arena, encoded, spec, sample.experts, sample.width, sample.dtype)
+
+
+def both(family: str, spec: str) -> tuple[samples.Sample, samples.Sample]:
+    """Experts of a family as plain numbers in float32, and in a format."""
+    size = 256 if spec.partition("kind=")[2] in OF_256 else 32
+    sizes = {"hidden_size": max(64, size), "intermediate_size": size, "moe_intermediate_size": size}
+    if family == "gpt_oss":
+        del sizes["moe_intermediate_size"]
+    dense = samples.sample_of(*samples.spec_of(family, **sizes), torch.float32)
+    words = spec + ("," if ":" in spec else ":") + "dtype=float32"
+    return dense, encoded_sample(dense, formats.parse(words))
+
+
+def round_as_devices_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter round to bfloat16 as devices do: it cuts off, and widens subnormal numbers to others."""
+    if torch.cuda.is_available():
+        return
+    from triton.runtime import interpreter
+
+    cast = interpreter.InterpreterBuilder.cast_impl
+
+    def rounded(self: Any, source: Any, target: Any) -> Any:
+        if (source.dtype.scalar, target.scalar) == (tl.bfloat16, tl.float32):
+            return interpreter.TensorHandle((source.data.astype(np.uint32) << 16).view(np.float32), target.scalar)
+        if (source.dtype.scalar, target.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, source, target)
+        bits = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16().view(torch.int16).numpy()
+        return interpreter.TensorHandle(bits.view(np.uint16), target.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)
