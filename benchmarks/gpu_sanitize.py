@@ -84,14 +84,21 @@ def guessing(tokens: int) -> None:
     require(machine.exchanged > 0, "no guess was exchanged for a slot")
 
 
-def computing(family: str) -> None:
-    """Experts in one phase and in two, with some that belong to others."""
+def computing(family: str, packed: str = "") -> None:
+    """Experts in one phase and in two, with some that belong to others; as plain numbers, or in a format."""
     import expert_samples as samples
     import torch
 
     from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 
-    sample = samples.sample_of(*samples.spec_of(family), torch.bfloat16)
+    sizes = {"hidden_size": 96, "moe_intermediate_size": 64} if packed else {}
+    sample = samples.sample_of(*samples.spec_of(family, **sizes), torch.bfloat16)
+    if packed:
+        from packed_samples import encoded_sample
+
+        from hotset import formats
+
+        sample = encoded_sample(sample, formats.parse(packed))
     routing = samples.routing_of(sample, tokens=2, top_k=3, sentinels=2)
     rows = routing.rows(sample)
     kernels = TritonExperts(sample.arena, sample.layout, sample.spec, top_k=3, max_tokens=2)
@@ -134,6 +141,9 @@ def parts() -> dict[str, Callable[[], None]]:
         "guesses of three tokens": lambda: guessing(3),
         "experts qwen3_moe": lambda: computing("qwen3_moe"),
         "experts gpt_oss": lambda: computing("gpt_oss"),
+        "experts in mxfp4": lambda: computing("qwen3_moe", "mxfp4"),
+        "experts in int4": lambda: computing("qwen3_moe", "integer:zeros=bytes,scales=float16"),
+        "experts in fp8": lambda: computing("qwen3_moe", "fp8:block_n=16,block_k=32"),
         "attention": lambda: attending(4, 1, 70, False),
         "attention of single heads": lambda: attending(2, 2, 70, True),
         "attention in splits": lambda: attending(8, 2, 1100, True),
@@ -149,7 +159,7 @@ def device_name() -> str:
 
 def drive(only: str) -> None:
     """Run all parts here, and say how long each took."""
-    sys.path[:0] = [str(HERE.parent / "tests" / "support"), str(HERE.parent / "tests" / "families")]
+    sys.path[:0] = [str(HERE.parent / "tests" / name) for name in ("support", "families", "formats")]
     import torch
 
     if not torch.cuda.is_available():
