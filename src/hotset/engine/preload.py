@@ -94,15 +94,12 @@ class DiskLoader:
             self.in_progress.update({key: (batch.transfers[key], row) for key, row in held.items()})
         if evict and before_reading is not None:
             before_reading()
-        self._send(batch, held)
-        failed = [error for key in held if (error := self._take(batch, key, pin)) is not None]
-        if failed:
-            raise failed[0]
-
-    def _send(self, batch: ReadBatch, held: dict[ExpertKey, int]) -> None:
         for key, transfer in batch.transfers.items():
             self.moved_bytes += self._catalog.layers[key.layer].read_bytes(key.expert)
             self._readers.start(transfer, [Load(key.layer, key.expert, held[key])], Rank.BACKGROUND)
+        failed = [error for key in held if (error := self._take(batch, key, pin)) is not None]
+        if failed:
+            raise failed[0]
 
     def _take(self, batch: ReadBatch, key: ExpertKey, pin: bool) -> HotsetError | None:
         """Wait for an expert and give it its slot; a failed read empties the slot again, and the others go on."""
@@ -136,20 +133,16 @@ class DiskLoader:
         """Cut an order into batches, without experts that are here already or have no empty slot to hope for."""
         batch: list[ExpertKey] = []
         size = 0
+        table = self._cache.table
         for key in order:
-            if not self._wanted(key):
-                continue
-            batch.append(key)
-            size += self._catalog.slot_bytes
+            if table.slot_of[key] < 0 and table.num_free[table.group_of[key.layer]]:
+                batch.append(key)
+                size += self._catalog.slot_bytes
             if size >= BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
-
-    def _wanted(self, key: ExpertKey) -> bool:
-        table = self._cache.table
-        return bool(table.slot_of[key] < 0 and table.num_free[table.group_of[key.layer]])
 
 
 class BackgroundLoader:
@@ -247,17 +240,13 @@ class Preloader:
             absent = self._pin_residents(keys[at : at + self._batch])
             for _ in range(PIN_TRIES):
                 yield from self._loader.steps(absent, pin=True)
-                self._wait_for(absent)
+                while any(key in self._cache.controller.reserved for key in absent):
+                    time.sleep(0.002)  # another thread may be loading them
                 absent = self._pin_residents(absent)
             if absent:
                 raise BudgetError(
                     f"{len(absent)} experts to pin find no slot: pin fewer, or give the cache more memory"
                 )
-
-    def _wait_for(self, keys: Sequence[ExpertKey]) -> None:
-        """Wait until no slot is reserved for these any more: another thread may be loading them."""
-        while any(key in self._cache.controller.reserved for key in keys):
-            time.sleep(0.002)
 
     def _pin_residents(self, keys: Sequence[ExpertKey]) -> list[ExpertKey]:
         """Pin those that are here; returns the others."""

@@ -102,8 +102,8 @@ class Readers:
         self._dismiss = weakref.finalize(self, self._jobs.dismiss, len(self.threads))
 
     def _start(self) -> threading.Thread:
-        worker = _Worker(weakref.proxy(self), self._jobs)
-        thread = threading.Thread(target=worker.run, name="hotset-reader", daemon=True)
+        owner = weakref.proxy(self)  # held weakly, so that forgotten readers end
+        thread = threading.Thread(target=_work, args=(owner, self._jobs), name="hotset-reader", daemon=True)
         thread.start()
         return thread
 
@@ -226,27 +226,21 @@ class Scratch:
         return self._raw[:needed_bytes]
 
 
-class _Worker:
-    """One thread's loop; it holds its owner weakly, so that forgotten readers end."""
+def _work(owner: Readers, jobs: Jobs) -> None:
+    """One thread's loop."""
+    scratch = Scratch()
+    while (job := jobs.next()) is not None:
+        _do(owner, job, scratch)
 
-    def __init__(self, owner: Readers, jobs: Jobs) -> None:
-        self.owner, self.jobs = owner, jobs
 
-    def run(self) -> None:
-        scratch = Scratch()
-        while (job := self.jobs.next()) is not None:
-            self._do(job, scratch)
-
-    def _do(self, job: Job, scratch: Scratch) -> None:
-        transfer, expert = job.transfer, job.load.expert
-        try:
-            error = _caught(lambda: self.owner.bring(job, scratch))
-            if transfer.piece_done(expert, error):
-                transfer.complete(
-                    expert, transfer.error_of(expert) or _caught(lambda: self.owner.check(job.load, scratch))
-                )
-        finally:
-            transfer.end()
+def _do(owner: Readers, job: Job, scratch: Scratch) -> None:
+    transfer, expert = job.transfer, job.load.expert
+    try:
+        error = _caught(lambda: owner.bring(job, scratch))
+        if transfer.piece_done(expert, error):
+            transfer.complete(expert, transfer.error_of(expert) or _caught(lambda: owner.check(job.load, scratch)))
+    finally:
+        transfer.end()
 
 
 def _caught(work: Callable[[], None]) -> BaseException | None:

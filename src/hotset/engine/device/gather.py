@@ -1,6 +1,5 @@
 """Copies what an event misses straight from pinned host memory, by a kernel: the host need not know what it is."""
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -4,7 +4,6 @@ It does what hotset.cache.kernel does on the host, for decode events under the l
 as vectors. The host need not be asked: it replays the log of the events through its own cache when it likes.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 from __future__ import annotations
 
 from typing import Any, NamedTuple

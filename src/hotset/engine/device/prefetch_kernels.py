@@ -1,6 +1,5 @@
 """Kernels of prefetch on the device: claim what was queued, pick what to queue, and copy until the next event."""
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 from __future__ import annotations
 
 import triton

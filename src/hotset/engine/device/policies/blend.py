@@ -4,8 +4,6 @@ Every sum runs in the host's order and in float64, and products are not fused in
 with `enable_fp_fusion=False`. What one thread computes and another needs goes through memory, with a barrier between.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# ruff: noqa: ARG001 - every policy takes the same arguments
 from __future__ import annotations
 
 from typing import Any, NamedTuple

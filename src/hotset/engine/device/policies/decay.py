@@ -1,7 +1,5 @@
 """Exponentially decayed counts of one half-life, on the device."""
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# ruff: noqa: ARG001 - every policy takes the same arguments
 from __future__ import annotations
 
 from typing import Any

@@ -1,7 +1,5 @@
 """Frequency over age, on the device."""
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# ruff: noqa: ARG001 - every policy takes the same arguments
 from __future__ import annotations
 
 import triton

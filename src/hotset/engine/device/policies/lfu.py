@@ -1,7 +1,5 @@
 """Least frequently used, on the device; with history off, a count ends with its expert's eviction."""
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# ruff: noqa: ARG001 - every policy takes the same arguments
 from __future__ import annotations
 
 import triton

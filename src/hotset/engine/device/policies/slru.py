@@ -1,7 +1,5 @@
 """Segmented LRU, on the device, with its frequency hint or without."""
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# ruff: noqa: ARG001 - every policy takes the same arguments
 from __future__ import annotations
 
 import triton
