@@ -138,7 +138,7 @@ def test_warm_rows_fetch_ahead_too(policy):
     sweep = Sweep(policies=(policy,), budgets=("12 slots",), link=link)
     plain = find(rows_of(trace, sweep), policy=policy, start="warm", phase="decode")
     row = find(rows_of(trace, replace(sweep, prefetch="oracle")), policy=policy, start="warm", phase="decode")
-    assert (row.prefetch, row.ahead_slots, row.wasted) == ("oracle", 2, 0)
+    assert (row.prefetch, row.prefetch_slots, row.wasted) == ("oracle", 2, 0)
     assert row.in_time + row.late <= row.misses == plain.misses
     assert row.stall_s_per_token < 0.1 * plain.stall_s_per_token
     assert row.time_s_per_token - row.stall_s_per_token == pytest.approx(30e-3)
@@ -346,3 +346,9 @@ def test_a_sweep_is_deterministic():
     one, two = (simulate({"t": random_trace(prompt=2)}, sweep) for _ in range(2))
     assert one.as_dict() == two.as_dict()
     assert one.as_dict()["rows"] == [asdict(row) for row in one.rows]
+
+
+def test_names_of_earlier_versions_are_taken_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="prefetch_slots"):
+        sweep = Sweep(ahead=3)
+    assert sweep.prefetch_slots == replace(sweep, seed=1).prefetch_slots == 3

@@ -66,7 +66,7 @@ def simulate(
         link=_link(link, compute, latency, expert_share),
         prefetch=_prefetch(prefetch, link),
         driver=None if driver is None else _choice(driver, "--driver", Driver),
-        ahead=renamed(prefetch_slots, ahead, "--ahead", "--prefetch-slots"),
+        prefetch_slots=renamed(prefetch_slots, ahead, "--ahead", "--prefetch-slots"),
     )
     check_figure(plot)
     loaded = load_traces(traces)

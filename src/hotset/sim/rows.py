@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ class Row:
     tokens_per_s: float | None = None
     prefetch: str | None = None  # the forecast that predicted
     driver: str | None = None  # whose rules prefetch followed
-    ahead_slots: int | None = None  # beside the cache
+    prefetch_slots: int | None = None  # beside the cache
     in_time: int | None = None  # experts that came before they were asked for
     late: int | None = None
     wasted: int | None = None
@@ -46,6 +47,12 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """The row as plain values, for JSON."""
         return asdict(self)
+
+    @property
+    def ahead_slots(self) -> int | None:
+        """What `prefetch_slots` was called before."""
+        warnings.warn("ahead_slots is deprecated: use prefetch_slots", DeprecationWarning, stacklevel=2)
+        return self.prefetch_slots
 
     @property
     def setting(self) -> tuple[str, int, str, str]:

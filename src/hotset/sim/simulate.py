@@ -144,7 +144,7 @@ def _add_prefetch(
     result = follow_replay(
         part.trace, done, sweep.link, forecast, plan, resident=resident, training_trace=training_trace
     )
-    row.prefetch, row.ahead_slots = forecast + (" (auto)" if auto else ""), plan.rows
+    row.prefetch, row.prefetch_slots = forecast + (" (auto)" if auto else ""), plan.rows
     row.driver = plan.driver.value
     row.in_time, row.late, row.wasted = result.in_time, result.late, result.wasted
     row.wasted_bytes_per_token = result.wasted_bytes / row.tokens

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Literal, NamedTuple
 
 from hotset.cache import Scope, SlotPlan
@@ -26,7 +27,7 @@ BUDGETS = ("5%", "10%", "25%", "40%", "50%")
 
 Start = Literal["cold", "warm"]
 
-_MAX_STREAMS, _MAX_AHEAD, _MAX_SEED = 1 << 20, 1 << 16, (1 << 63) - 1
+_MAX_STREAMS, _MAX_PREFETCH_SLOTS, _MAX_SEED = 1 << 20, 1 << 16, (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +39,20 @@ class Sweep:
     scope: Scope | None = None  # not said: that of the run, or the layer
     streams: int = 1
     mode: Literal["batch", "turns"] = "batch"
-    staging: int | None = None  # not said: that of the run, with its slots for guesses, or none
+    staging: int | None = None  # not said: that of the run, with its prefetch slots, or none
     prefill: Admit = Admit.FREE
     fit: float = 0.5  # share of requests that a warm start has seen
     seed: int = 0
     link: Link | None = None
     prefetch: str = "off"  # auto, oracle, or a forecast: what is prefetched over the link
     driver: Driver | None = None  # whose rules prefetch follows; none named: see `hotset.sim.prefetch.driver_for`
-    ahead: int | None = None  # rows for prefetched experts, beside the cache
+    prefetch_slots: int | None = None  # rows for prefetched experts, beside the cache
+    ahead: InitVar[int | None] = None  # what that was called before
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, ahead: int | None) -> None:
+        if ahead is not None:
+            warnings.warn("ahead is deprecated: use prefetch_slots", DeprecationWarning, stacklevel=3)
+            put(self, prefetch_slots=ahead)
         if self.policies is not None:
             put(self, policies=texts(self.policies, "policies", PolicyError))
         if self.budgets is not None:
@@ -68,8 +73,9 @@ class Sweep:
             parse_forecast(self.prefetch)
         if self.driver is not None:
             put(self, driver=choice(self.driver, Driver, "the driver"))
-        if self.ahead is not None:
-            put(self, ahead=whole(self.ahead, "the number of slots for guesses", 0, _MAX_AHEAD, BudgetError))
+        if self.prefetch_slots is not None:
+            slots = whole(self.prefetch_slots, "the number of prefetch slots", 0, _MAX_PREFETCH_SLOTS, BudgetError)
+            put(self, prefetch_slots=slots)
 
     def on(self, trace: Trace) -> Setting:
         """What is compared on one trace: what was not given is as in the run that it is a recording of."""
@@ -90,7 +96,7 @@ class Sweep:
         forecast, trial = chosen_forecast(trace, self.prefetch)
         driver = driver_for(trace, self.prefetch) if self.driver is None else self.driver
         check_driver(driver, trace, forecast)
-        return plan_prefetch(driver, trace.shape, rows=self.ahead, trial=trial)
+        return plan_prefetch(driver, trace.shape, rows=self.prefetch_slots, trial=trial)
 
     def asked_for(self) -> list[Policy]:
         """The named policies, once each, and the bound."""
