@@ -146,7 +146,7 @@ def test_bfloat16_rounds_once(encoded: Path, decoded: Path) -> None:
 class FewAtOnce(GroupedKernels):
     """Says of few tokens what kernels in Triton say of them, and computes by torch."""
 
-    def few(self, batch: Any) -> bool:
+    def prefers_one_run(self, batch: Any) -> bool:
         return batch.tokens * batch.top_k <= 64
 
 

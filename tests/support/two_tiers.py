@@ -21,7 +21,7 @@ from hotset.models.deferred import DeferredExperts, load_without_experts
 class FewAtOnce(GroupedKernels):
     """Says of few tokens what kernels in Triton say of them, and computes by torch."""
 
-    def few(self, batch: Any) -> bool:
+    def prefers_one_run(self, batch: Any) -> bool:
         return batch.tokens * batch.top_k <= 64
 
 

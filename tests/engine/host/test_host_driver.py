@@ -41,7 +41,7 @@ class Labelled:
         self.layer, self.memory, self.is_few = layer, memory, few
         self.runs: list[list[int]] = []
 
-    def few(self, _: Any) -> bool:
+    def prefers_one_run(self, _: Any) -> bool:
         return self.is_few
 
     def run(self, batch: Any, experts: Any, rows: Any) -> None:

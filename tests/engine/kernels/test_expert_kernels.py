@@ -211,7 +211,7 @@ def test_the_host_computes_in_any_number_of_parts_to_the_same_bits(family: str, 
     order = np.random.default_rng(0).permutation(experts)
     for cuts in ([], [3], [1, 2, 5], list(range(1, len(experts)))):
         batch = batch_of(sample, routing)
-        assert kernels.few(batch)
+        assert kernels.prefers_one_run(batch)
         for part in np.split(order, cuts):
             kernels.run(batch, part, sample.slot(part))
         assert torch.equal(batch.combine(), whole)
@@ -221,7 +221,7 @@ def test_more_pairs_than_few_and_unknown_experts_are_computed_otherwise() -> Non
     sample = samples.sample_of(*samples.spec_of("qwen3_moe"), torch.float32)
     routing = samples.routing_of(sample, tokens=17, top_k=4)
     kernels, batch = host_driven(sample, 4), batch_of(sample, routing)
-    assert not kernels.few(batch)
+    assert not kernels.prefers_one_run(batch)
     kernels.run(batch, batch.experts, sample.slot(batch.experts))
     assert torch.equal(batch.combine(), samples.expected(sample, routing))
     odd = ExpertSpec(sample.spec.up, sample.spec.down, torch.tanh)

@@ -129,7 +129,7 @@ class HostDriver:
             batch.counts[at].tolist(),
             step.phase,
             {expert: one.transfer for expert, one in claimed.items()},
-            together=self.kernels[placement.layer].few(batch),
+            together=self.kernels[placement.layer].prefers_one_run(batch),
         )
 
     def _prefetch(self, step: Step, layer: int, batch: ExpertBatch) -> None:

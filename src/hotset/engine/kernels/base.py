@@ -23,6 +23,6 @@ class ExpertKernels(ABC):
     def differentiable(self, given: torch.Tensor, row: int) -> torch.Tensor:
         """What the expert in one row makes of its input, by operations that have gradients."""
 
-    def few(self, batch: ExpertBatch) -> bool:  # noqa: ARG002 - it never is where a run costs no launch
+    def prefers_one_run(self, batch: ExpertBatch) -> bool:  # noqa: ARG002 - it never is where a run costs no launch
         """Whether to compute all experts of a batch in one run costs less than residents first and arrivals later."""
         return False

@@ -27,7 +27,7 @@ class FewTokenKernels(ExpertKernels):
         self.kernels = TritonExperts(arena, layout, spec, top_k=top_k, max_tokens=0)
         self._uploads = PairUploads(arena.memory.device)
 
-    def few(self, batch: ExpertBatch) -> bool:
+    def prefers_one_run(self, batch: ExpertBatch) -> bool:
         """Whether a batch goes into two launches: few pairs, and a router whose type the kernels know."""
         return batch.tokens * batch.top_k <= FEW_PAIRS and batch.weights.dtype in ROUTER_DTYPES
 
@@ -36,7 +36,7 @@ class FewTokenKernels(ExpertKernels):
 
         One binary serves all parts, so that the output does not depend on how many there are.
         """
-        if not self.few(batch):
+        if not self.prefers_one_run(batch):
             self.many.run(batch, experts, rows)
             return
         whole, last = len(experts) == len(batch.experts), batch.note_computed(len(experts))
