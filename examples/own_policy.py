@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,12 +38,8 @@ def score(state: LruTwoState, table: Any, event: EventView, layer: int, expert: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class LruTwo(Policy):
+class LruTwo(Policy, name="lru2", observe=observe, score=score):
     """LRU-K with K = 2 (O'Neil 1993). As a file of `hotset/policies` it would be found by its name."""
-
-    name: ClassVar[str] = "lru2"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
 
     def start(self, shape: hotset.ModelShape) -> LruTwoState:
         """Nothing was ever used."""

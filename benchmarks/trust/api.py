@@ -212,7 +212,7 @@ def use_cache(rng: random.Random) -> object:
         lambda: controller.preload(maybe(rng, random_array(rng))),
         lambda: controller.seed_from_rates(maybe(rng, np.ones((2, 6))), 4),
         lambda: controller.pin([maybe(rng, (0, 1))]),
-        lambda: controller.drop([maybe(rng, (0, 1))]),
+        lambda: controller.residency.drop([maybe(rng, (0, 1))]),
         lambda: controller.replay(sample_trace(rng).events(), log=rng.random() < 0.5),
     ]
     return rng.choice(calls)()

@@ -64,9 +64,9 @@ def test_it_does_not_keep_its_holder_alive() -> None:
 
 def test_a_change_of_the_cache_recalls_it_and_an_event_does_not() -> None:
     controller, holder = Controller(SlotPlan(ModelShape(2, 4, 2), 6), policies.parse("lru")), Holder()
-    controller.lease.take(holder.give_back)
+    controller.residency.lease.take(holder.give_back)
     controller.preload(controller.table.last + 1.0)
     assert holder.asked == 1
-    controller.lease.take(holder.give_back)
+    controller.residency.lease.take(holder.give_back)
     controller.pin([ExpertKey(0, int((controller.table.slot_of[0] >= 0).argmax()))])
     assert holder.asked == 2

@@ -15,7 +15,7 @@ from live_samples import (
 
 from hotset.cache import monitor as monitor_module
 from hotset.cache.counters import Count
-from hotset.cache.monitor import SHIFT, CacheMonitor
+from hotset.cache.monitor import CacheMonitor
 from hotset.shape import ModelShape
 from hotset.trace import Phase
 
@@ -154,40 +154,6 @@ def test_the_comparison_sees_every_event():
     alone = cache_of(SMALL, 8, "lru")
     alone.replay(events)
     np.testing.assert_array_equal(monitor.comparison.shadow.counters().array, alone.counters().array)
-
-
-def test_a_change_of_workload_is_marked_where_the_span_began_that_shows_it():
-    rng = np.random.default_rng(0)
-    live, monitor, _ = monitored()
-    for hot in ([0, 1, 2, 3], [20, 21, 22, 23]):
-        run(live, monitor, by_pass(skewed_passes(rng, TWO_LAYERS, hot, 8 * LOG_PASSES)))
-    assert monitor.history().marks == ((8 * LOG_PASSES, SHIFT),)
-
-
-def test_a_change_of_workload_lets_warm_pins_try_again():
-    rng = np.random.default_rng(0)
-    live, monitor, said = monitored("lfu", warm_pin_tokens=64)
-    for hot in ([0, 1, 2, 3], [20, 21, 22, 23]):
-        run(live, monitor, by_pass(skewed_passes(rng, TWO_LAYERS, hot, 8 * LOG_PASSES)))
-    assert [one["protected"] for one in monitor.warm_pin.rounds] == [False, True]
-    assert len(said) == 2
-
-
-def test_one_workload_is_not_marked():
-    live, monitor, _ = monitored()
-    run(live, monitor, by_pass(skewed_passes(np.random.default_rng(0), TWO_LAYERS, [0, 1, 2, 3], 640)))
-    assert monitor.history().marks == ()
-
-
-def test_few_tokens_at_a_time_are_judged_together():
-    rng = np.random.default_rng(0)
-    live, monitor, _ = monitored()
-    for hot in ([0, 1, 2, 3], [20, 21, 22, 23]):
-        for _ in range(60):
-            run(live, monitor, by_pass(skewed_passes(rng, TWO_LAYERS, hot, 5)))
-            monitor.poll()
-    assert [mark.label for mark in monitor.history().marks] == [SHIFT]
-    assert monitor.history().marks[0].tokens in (300, 275, 325)
 
 
 def test_the_monitor_does_not_change_what_the_cache_does():

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from live_samples import ONLINE, SCOPES, arrays_of, ask, assert_same, cache_of
 
 from hotset.cache import Scope
-from hotset.cache.reservations import Reservations
+from hotset.engine.slots import SlotCache
 from hotset.errors import BudgetError
 from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Event, Phase
@@ -46,7 +46,7 @@ class Interleaving(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(ONLINE), scope=st.sampled_from(SCOPES), slots=st.integers(4, 17))
     def begin(self, policy, scope, slots):
         self.controller = cache_of(SHAPE, slots, policy, scope)
-        self.reservations = Reservations(self.controller)
+        self.reservations = self.controller.residency
         self.held = {}
         self.warmed = 0
 
@@ -77,8 +77,8 @@ class Interleaving(RuleBasedStateMachine):
         pin = pin and self.may_pin(key)
         came_first = self.controller.table.slot_of[key] >= 0
         free = int(self.controller.table.num_free.sum())
-        slot = self.held.pop(key)
-        assert self.reservations.commit(key, slot, pin=pin) is not bool(came_first)
+        del self.held[key]
+        assert SlotCache(self.controller).commit(key, pin=pin) is not bool(came_first)
         assert key in self.controller.residents()
         assert (key in self.controller.pins()) or not pin
         assert self.controller.table.num_free.sum() == free + came_first
@@ -89,7 +89,8 @@ class Interleaving(RuleBasedStateMachine):
     def give_back(self, number):
         key = sorted(self.held)[number % len(self.held)]
         before = self.controller.residents()
-        self.reservations.cancel(key, self.held.pop(key))
+        del self.held[key]
+        self.reservations.cancel(key)
         assert self.controller.residents() == before
 
     @rule(layer=st.integers(0, SHAPE.layers - 1))
@@ -118,7 +119,7 @@ class Interleaving(RuleBasedStateMachine):
     @rule(number=numbers)
     def drop(self, number):
         loose = sorted(set(self.controller.residents()) - set(self.controller.pins()))
-        self.controller.drop([loose[number % len(loose)]])
+        self.controller.residency.drop([loose[number % len(loose)]])
 
     @rule(
         layer=st.integers(0, SHAPE.layers - 1),
@@ -150,7 +151,7 @@ class Interleaving(RuleBasedStateMachine):
     def every_slot_has_one_owner(self):
         if hasattr(self, "held"):
             check_slots(self.controller, self.held)
-            assert self.reservations.count == len(self.held)
+            assert len(self.reservations.reserved) == len(self.held)
             assert self.reservations.preloaded.sum() == self.warmed
 
 
@@ -164,7 +165,7 @@ def full(policy="lru", scope=Scope.LAYER):
     for layer in (0, 1):
         ask(controller, layer, 0, 1)
         ask(controller, layer, 2)
-    return controller, Reservations(controller)
+    return controller, controller.residency
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -172,35 +173,35 @@ def test_a_slot_given_back_is_as_if_it_was_never_held(scope):
     controller = cache_of(SHAPE, 12, "lfu", scope)
     ask(controller, 0, 1, 2)
     before = arrays_of(controller)
-    reservations = Reservations(controller)
+    reservations = controller.residency
     wanted = [ExpertKey(0, 5), ExpertKey(2, 0)]
     held = reservations.reserve_all(wanted)
     assert list(held) == wanted
     for key in reversed(wanted):
-        reservations.cancel(key, held[key])
+        reservations.cancel(key)
     assert_same(arrays_of(controller), before)
-    assert reservations.count == 0
+    assert len(reservations.reserved) == 0
 
 
 def test_an_expert_that_is_here_or_on_its_way_gets_no_second_slot():
     controller = cache_of(SHAPE, 12)
-    reservations = Reservations(controller)
+    reservations = controller.residency
     ask(controller, 0, 1)
     assert reservations.reserve(ExpertKey(0, 1)) is None
     assert reservations.reserve(ExpertKey(0, 2)) is not None
     assert reservations.reserve(ExpertKey(0, 2)) is None
-    assert reservations.count == 1
+    assert len(reservations.reserved) == 1
 
 
 def test_an_expert_on_its_way_is_served_and_its_held_slot_comes_back():
     controller = cache_of(ModelShape(1, 8, 2), 4)
-    reservations, key = Reservations(controller), ExpertKey(0, 7)
+    reservations, key = controller.residency, ExpertKey(0, 7)
     slot = reservations.reserve(key)
     served = ask(controller, 0, 6, 7)
     assert served.hits == 0
     assert all(load.slot not in (None, slot) for load in served.loads)
     assert controller.table.num_free[0] == 1
-    assert reservations.commit(key, slot) is False
+    assert reservations.commit(key) is False
     assert controller.table.num_free[0] == 2
     assert controller.residents() == [(0, 6), (0, 7)]
     assert not reservations.preloaded.any()
@@ -217,7 +218,7 @@ def test_no_event_takes_a_held_slot(policy, scope):
         served = ask(controller, 0, first, first + 1)
         assert not {load.slot for load in served.loads} & set(held.values())
         check_slots(controller, held)
-    assert reservations.commit(ExpertKey(0, 7), held[ExpertKey(0, 7)])
+    assert reservations.commit(ExpertKey(0, 7))
     assert ask(controller, 0, 7).hits == 1
 
 
@@ -249,37 +250,38 @@ def test_without_leave_to_evict_a_full_layer_is_left_alone():
 
 def test_a_committed_slot_can_be_pinned_and_is_counted_as_preloaded():
     controller = cache_of(SHAPE, 12)
-    reservations, key = Reservations(controller), ExpertKey(1, 4)
-    assert reservations.commit(key, reservations.reserve(key), pin=True)
+    reservations, key = controller.residency, ExpertKey(1, 4)
+    assert reservations.reserve(key) is not None
+    assert SlotCache(controller).commit(key, pin=True)
     assert controller.pins() == [key]
     assert reservations.preloaded[key] == reservations.preloaded.sum() == 1
 
 
 def test_an_expert_pinned_while_on_its_way_stays_pinned():
     controller = cache_of(SHAPE, 12)
-    reservations, key = Reservations(controller), ExpertKey(1, 4)
-    slot = reservations.reserve(key)
+    reservations, key = controller.residency, ExpertKey(1, 4)
+    reservations.reserve(key)
     controller.pin([key])
-    assert reservations.commit(key, slot) is False
+    assert reservations.commit(key) is False
     assert controller.pins() == [key]
     check_slots(controller, {})
 
 
 def test_pins_that_would_starve_a_layer_are_refused_when_they_arrive():
     controller = cache_of(ModelShape(1, 8, 2), 3)
-    reservations = Reservations(controller)
+    reservations = controller.residency
     first, second = ExpertKey(0, 6), ExpertKey(0, 7)
-    held = reservations.reserve_all([first, second])
-    reservations.commit(first, held[first], pin=True)
+    assert len(reservations.reserve_all([first, second])) == 2
+    SlotCache(controller).commit(first, pin=True)
     with pytest.raises(BudgetError, match="2 pins starve layer 0"):
-        reservations.commit(second, held[second], pin=True)
+        SlotCache(controller).commit(second, pin=True)
     assert controller.pins() == [first]
     check_slots(controller, {})
 
 
 def test_a_held_slot_outlives_a_pin_that_came_and_went():
     controller = cache_of(ModelShape(1, 8, 2), 5)
-    reservations, key = Reservations(controller), ExpertKey(0, 7)
+    reservations, key = controller.residency, ExpertKey(0, 7)
     held = {key: reservations.reserve(key)}
     controller.pin([key])
     controller.unpin([key])

@@ -20,7 +20,8 @@ from live_samples import (
     serve_all,
 )
 
-from hotset.cache.shadow import CounterDelta, Shadow, log_is_full, take_log
+from hotset.cache.shadow import CounterDelta, log_is_full, shadow_of, take_log, twin_of
+from hotset.cache.table import WARM
 from hotset.cache.usage import USES
 from hotset.shape import ModelShape
 from hotset.trace import Phase
@@ -91,39 +92,35 @@ def test_a_log_of_decode_passes_is_full_after_32():
 @pytest.mark.parametrize("policy", ONLINE)
 def test_a_twin_goes_on_as_the_live_cache_does(policy):
     for live, rest in live_cases(policy):
-        twin = Shadow.twin(live)
-        assert_same(arrays_of(twin.controller), arrays_of(live))
+        twin = twin_of(live)
+        assert_same(arrays_of(twin), arrays_of(live))
         for number, event in enumerate(rest):
             before = twin.counters()
-            twin.take(rest.slice(number, number + 1))
+            twin.replay(rest.slice(number, number + 1))
             misses = len(live.serve(event).loads)
             assert int((twin.counters() - before).array[:, 3].sum()) == misses
         ignored = ["table.loads", "table.worth"]
-        assert_same(arrays_of(twin.controller), arrays_of(live), but=ignored)
+        assert_same(arrays_of(twin), arrays_of(live), but=ignored)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_twin_keeps_pins_and_score_floors(scope):
+def test_a_twin_keeps_pins(scope):
     live = cache_of(SHAPE, 8, "lru", scope)
     live.pin([(0, 4)])
-    chosen = np.zeros((2, 6), bool)
-    chosen[1, 5] = True
-    live.policy.set_score_floor(live.state, live.table, chosen)
-    twin = Shadow.twin(live).controller
+    live.pin([(1, 5)], WARM)
+    twin = twin_of(live)
     assert twin.pins() == [(0, 4)]
-    assert np.argwhere(twin.table.score_floor > -np.inf).tolist() == [[1, 5]]
+    assert twin.pins(WARM) == [(1, 5)]
 
 
 @pytest.mark.parametrize("policy", ["lru", "blend", "slru"])
 def test_shadows_never_touch_the_live_cache(policy):
     for live, rest in live_cases(policy, number=2):
-        shadows = [Shadow.twin(live), Shadow(live, "lfu"), Shadow(live, policy)]
+        shadows = [twin_of(live), shadow_of(live, "lfu"), shadow_of(live, policy)]
         before, counts = arrays_of(live), live.usage.counts.copy()
         for shadow in shadows:
-            shadow.take(rest)
-            shadow.controller.policy.set_score_floor(
-                shadow.controller.state, shadow.controller.table, np.ones_like(before["table.slot_of"], bool)
-            )
+            shadow.replay(rest)
+            shadow.unpin(shadow.pins())
         assert_same(arrays_of(live), before)
         np.testing.assert_array_equal(live.usage.counts, counts)
         assert all(shadow.counters().array.any() for shadow in shadows)
@@ -131,13 +128,13 @@ def test_shadows_never_touch_the_live_cache(policy):
 
 def test_a_shadow_of_another_policy_begins_empty_and_does_what_that_policy_does():
     for live, rest in live_cases("lfu"):
-        shadow = Shadow(live, "lru")
-        assert shadow.controller.residents() == []
+        shadow = shadow_of(live, "lru")
+        assert shadow.residents() == []
         alone = cache_of(live.plan.shape, live.plan.slots, "lru", live.plan.scope)
         serve_all(alone, rest)
-        shadow.take(rest)
+        shadow.replay(rest)
         np.testing.assert_array_equal(shadow.counters().array, alone.counters().array)
-        assert shadow.controller.residents() == alone.residents()
+        assert shadow.residents() == alone.residents()
 
 
 def test_a_delta_counts_decode_since_the_last_read():

@@ -11,9 +11,10 @@ from live_samples import SCOPES, TWO_LAYERS, by_pass, cache_of, random_events, s
 from hotset.cache import Scope
 from hotset.cache.counters import Count
 from hotset.cache.shadow import take_log
-from hotset.cache.warm_pin import WarmPin, most_used, protected, release
+from hotset.cache.table import WARM
+from hotset.cache.warm_pin import RETRY, WarmPin, most_used, pin_residents
 from hotset.policies import parse
-from hotset.shape import ModelShape
+from hotset.shape import ExpertKey, ModelShape
 from hotset.trace import Phase
 
 TOKENS = 64
@@ -52,14 +53,16 @@ def test_what_was_used_most_is_protected_and_hits_rise(scope):
     bench = Bench("lru", scope)
     before = bench.run(HOT)
     assert bench.warm.state == "trying"
-    assert protected(bench.live) == []  # nothing happens to the live cache before the trial is over
+    assert bench.live.pins(WARM) == []  # nothing happens to the live cache before the trial is over
     bench.run(HOT)
     assert bench.warm.state == "protecting"
-    assert protected(bench.live) == by_hand(HOT)
+    resident = [key for key in by_hand(HOT) if bench.live.table.slot_of[key] >= 0]
+    assert bench.live.pins(WARM) == resident  # the others are pinned when they come
     after = bench.run(HOT, 4 * TOKENS)
+    assert bench.live.pins(WARM) == by_hand(HOT)
     assert after > before + 0.05
     assert bench.warm.state == "protecting"
-    assert bench.said[0].endswith("protected from now on")
+    assert bench.said[0].endswith("pinned from now on")
     assert len(bench.said) == 1
 
 
@@ -70,10 +73,10 @@ def test_after_a_change_of_workload_it_lets_go_and_observes_anew(scope):
     assert bench.warm.state == "protecting"
     bench.run(OTHER, TOKENS)
     assert bench.warm.state == "observing"
-    assert protected(bench.live) == []
-    assert bench.said[-1].endswith("without it: let go")
-    bench.run(OTHER, 2 * TOKENS)
-    assert protected(bench.live) == by_hand(OTHER)
+    assert bench.live.pins(WARM) == []
+    assert bench.said[-1].endswith("without them: unpinned")
+    bench.run(OTHER, 2 * TOKENS + LOOK_PASSES)
+    assert bench.live.pins(WARM) == by_hand(OTHER)
     assert [one["protected"] for one in bench.warm.rounds] == [True, True]
 
 
@@ -83,29 +86,47 @@ def test_a_policy_that_gains_nothing_is_left_alone(policy, scope):
     bench = Bench(policy, scope)
     bench.run(HOT, 6 * TOKENS)
     assert bench.warm.state == "declined"
-    assert protected(bench.live) == []
+    assert bench.live.pins(WARM) == []
     assert [one["protected"] for one in bench.warm.rounds] == [False]  # asked once, and not again and again
-    assert bench.said[-1].endswith("not protected, it does not pay")
+    assert bench.said[-1].endswith("not pinned, it does not pay")
     assert bench.warm.as_dict()["experts"] == []
 
 
-def test_what_was_declined_is_tried_again_after_a_shift():
+def test_what_was_declined_is_tried_again_after_a_while_and_said_once():
     bench = Bench("lfu")
-    bench.run(HOT, 3 * TOKENS)
-    assert bench.warm.state == "declined"
-    bench.warm.observe_anew()
-    assert bench.warm.state == "observing"
-    bench.run(OTHER, 2 * TOKENS)  # lfu holds on to the old ones, so that protection of the new ones pays
-    assert bench.warm.state == "protecting"
-    assert protected(bench.live) == by_hand(OTHER)
-
-
-def test_what_is_protected_stays_so_at_a_shift_until_it_loses():
-    bench = Bench()
     bench.run(HOT, 2 * TOKENS)
-    bench.warm.observe_anew()
+    assert bench.warm.state == "declined"
+    bench.run(HOT, RETRY * TOKENS)
+    assert bench.warm.state == "observing"
+    bench.run(HOT, 2 * TOKENS)
+    assert [one["protected"] for one in bench.warm.rounds] == [False, False]
+    assert len(bench.said) == 1
+    bench.run(HOT, RETRY * TOKENS)
+    bench.run(OTHER, 2 * TOKENS)  # lfu holds on to the old ones, so that pinning the new ones pays
     assert bench.warm.state == "protecting"
-    assert protected(bench.live) == by_hand(HOT)
+    assert set(bench.live.pins(WARM)) <= set(by_hand(OTHER))
+    assert len(bench.live.pins(WARM)) > 4
+
+
+def test_a_pin_for_good_stays_when_warm_pins_go():
+    bench = Bench()
+    bench.run(HOT, 3 * TOKENS)
+    bench.live.pin([(0, 1)])
+    assert bench.live.pins() == [(0, 1)]
+    bench.run(OTHER, 2 * TOKENS)
+    assert bench.live.pins() == [(0, 1)]
+    assert (0, 1) not in bench.live.pins(WARM)
+    assert (0, 1) not in most_used(bench.live, np.ones((2, 32), np.int64))
+
+
+def test_a_log_with_gaps_begins_the_span_anew():
+    bench = Bench()
+    bench.run(HOT, 2 * TOKENS - LOOK_PASSES)
+    bench.warm.take(None)
+    bench.run(HOT, TOKENS - LOOK_PASSES)
+    assert bench.warm.state == "trying"
+    bench.run(HOT, LOOK_PASSES)
+    assert bench.warm.state == "protecting"
 
 
 def test_a_round_says_what_was_predicted_and_what_came():
@@ -139,12 +160,15 @@ def protected_rate(copies, skipped):
     for name, array in table._asdict().items():
         getattr(other.table, name)[...] = array
     other.restore(learnt)
-    chosen = np.zeros((2, 32), bool)
-    chosen[:, HOT] = True
-    other.policy.set_score_floor(other.state, other.table, chosen)
     rng = np.random.default_rng(0)
     skewed_passes(rng, TWO_LAYERS, HOT, skipped)
-    return other.replay(skewed_passes(rng, TWO_LAYERS, HOT, TOKENS)).counters.hit_rate(Phase.DECODE)
+    before = other.counters()
+    pin_residents(other, map(ExpertKey._make, by_hand(HOT)))
+    for number, one in enumerate(by_pass(skewed_passes(rng, TWO_LAYERS, HOT, TOKENS)), start=1):
+        serve_all(other, one)
+        if number % LOOK_PASSES == 0:
+            pin_residents(other, map(ExpertKey._make, by_hand(HOT)))
+    return (other.counters() - before).hit_rate(Phase.DECODE)
 
 
 def test_observing_and_trying_leave_the_live_cache_as_it_is():
@@ -159,11 +183,11 @@ def test_observing_and_trying_leave_the_live_cache_as_it_is():
 def test_only_decode_since_the_last_beginning_is_observed():
     bench = Bench()
     bench.run(OTHER, 3 * LOOK_PASSES)
-    bench.warm.observe_anew()
+    bench.warm.take(None)
     bench.live.route(0, np.arange(8, 16, dtype=np.int32), np.full(8, 900, np.int32), 900, Phase.PREFILL)
     bench.run(HOT)
     assert bench.warm.state == "trying"
-    assert np.argwhere(bench.warm.chosen).tolist() == [list(key) for key in by_hand(HOT)]
+    assert bench.warm.chosen == by_hand(HOT)
 
 
 @settings(max_examples=80, deadline=None)
@@ -174,7 +198,9 @@ def test_never_more_than_half_of_a_layers_slots_are_chosen_and_those_the_most_us
     numbers = st.lists(st.integers(0, 5), min_size=6, max_size=6)
     uses = np.array([data.draw(numbers) for _ in range(shape.layers)])
     live = cache_of(shape, slots, "lru", scope)
-    chosen = most_used(live, uses)
+    chosen = np.zeros(uses.shape, bool)
+    for key in most_used(live, uses):
+        chosen[key] = True
     own = slots // shape.layers
     for layer in range(shape.layers):
         room = own + (layer < slots % shape.layers and scope is Scope.LAYER)
@@ -190,38 +216,29 @@ def test_never_more_than_half_of_a_layers_slots_are_chosen_and_those_the_most_us
     scope=st.sampled_from(SCOPES),
     policy=st.sampled_from(["lru", "lfu", "slru", "decay", "layered", "blend", "blend:admit=always"]),
 )
-def test_the_protected_leave_only_when_nobody_else_may(seed, scope, policy):
+def test_what_is_pinned_is_never_evicted_and_there_is_room_for_every_event(seed, scope, policy):
     rng, shape = np.random.default_rng(seed), ModelShape(2, 8, 2)
     live = cache_of(shape, 8, policy, scope)
-    chosen = rng.random((2, 8)) < 0.3
-    floor = 3 if scope is Scope.POOL else 0  # 2 x (2 + 1) residents fit into 8 slots
-    live.policy.set_score_floor(live.state, live.table, chosen)
-    for event in random_events(rng, shape, 60):
-        residents = set(live.residents())
-        for load in live.serve(event).loads:
-            if load.evicted is not None and chosen[load.evicted]:
-                free = {key for key in residents if may_leave(event, residents, key, scope, floor)}
-                assert all(chosen[key] for key in free)
-            residents = residents - {load.evicted} | ({load.key} if load.slot is not None else set())
-
-
-def may_leave(event, residents, key, scope, floor):
-    """Not what the event asked for, nor of another layer that would have too few."""
-    if key.layer == event.layer:
-        return key.expert not in event.experts
-    return scope is Scope.POOL and sum(other.layer == key.layer for other in residents) > floor
+    events = list(random_events(rng, shape, 60))
+    serve_all(live, events[:20])
+    live.pin(live.residents()[:1])
+    pin_residents(live, most_used(live, live.usage.counts[0].sum(axis=0)))
+    pinned = set(live.pins(WARM)) | set(live.pins())
+    for event in events[20:]:
+        assert not {load.evicted for load in live.serve(event).loads} & pinned
+        assert pinned <= set(live.residents())
 
 
 def test_released_experts_leave_again():
     live = cache_of(ModelShape(1, 8, 1), 2)
-    chosen = np.zeros((1, 8), bool)
-    chosen[0, 0] = True
-    live.policy.set_score_floor(live.state, live.table, chosen)
-    for expert in (0, 1, 2, 3):
+    live.route(0, np.array([0], np.int32))
+    pin_residents(live, [ExpertKey(0, 0), ExpertKey(0, 5)])
+    for expert in (1, 2, 3):
         live.route(0, np.array([expert], np.int32))
     assert live.residents() == [(0, 0), (0, 3)]
-    release(live)
-    assert protected(live) == []
+    assert (live.pins(WARM), live.pins()) == ([(0, 0)], [])
+    live.unpin([ExpertKey(0, 0)], WARM)
+    assert live.pins(WARM) == []
     for expert in (4, 5):
         live.route(0, np.array([expert], np.int32))
     assert live.residents() == [(0, 4), (0, 5)]

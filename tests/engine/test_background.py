@@ -151,7 +151,7 @@ def test_a_disk_that_fails_in_the_background_costs_nothing_but_warmth(
     assert model.hotset.wait_until_warm(60)
     assert "check the disk" in model.hotset.stats()["warm_error"]
     monkeypatch.setattr(store_file, "_preadv", good)
-    assert model.hotset.engine.cache.reservations.count == 0
+    assert not model.hotset.engine.controller.residency.reserved
     assert slots_hold_their_experts(model.hotset.engine)
     assert torch.equal(greedy(model), expected)
     model.hotset.close()

@@ -117,7 +117,7 @@ def test_a_warm_start_fills_the_device_while_it_computes(tokenizer: Any, host_me
     again = model.generate(**prompt(tokenizer), max_new_tokens=64, do_sample=False)
     stats, pins = model.hotset.stats(), model.hotset.pins()
     engine = model.hotset.engine
-    engine.controller.changing()  # what the device has moved since is known to the host from here on
+    engine.controller.residency.changing()  # what the device has moved since is known to the host from here on
     rows, used = engine.offload.mover._rows.cpu().numpy(), engine.offload.catalog.layers[0].layout.used_bytes
     for key in engine.controller.residents():
         row = int(engine.cache.rows_of(*key))

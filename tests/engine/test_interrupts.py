@@ -142,8 +142,8 @@ def test_a_pin_that_was_interrupted_leaves_no_slot_held(on_cpu: Any, expected: l
             engine.pin(keys)
         assert torch.equal(greedy(on_cpu, PROMPTS[2]), expected[2]), place
         engine.controller.unpin(keys)
-        assert engine.cache.reservations.count == 0
-        assert not engine.controller.changes
+        assert not engine.controller.residency.reserved
+        assert not engine.controller.residency.changes
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a signal in a weak reference's end

@@ -6,11 +6,13 @@ from itertools import product
 import numpy as np
 import pytest
 from event_samples import make_events, random_budget, random_events, random_shape, random_turns
+from numba import njit
 from test_against_slow_model import Pair
 
 from hotset.cache import Controller, Scope, SlotPlan
 from hotset.errors import PolicyError
 from hotset.policies import parse
+from hotset.policies.eam import share
 from hotset.shape import ModelShape
 from hotset.trace import Phase
 
@@ -34,9 +36,14 @@ A = [(0, 0, {0: 3}), (0, 0, {1: 1}), (0, 1, {2: 4})]
 B = [(1, 0, {2: 2}), (1, 0, {3: 2}), (1, 1, {3: 4})]
 
 
-def shares(controller, phase=Phase.DECODE):
-    from hotset.policies.eam import fill_shares
+@njit
+def fill_shares(state, phase, out):
+    for layer in range(out.shape[0]):
+        for expert in range(out.shape[1]):
+            out[layer, expert] = share(state, phase, layer, expert)
 
+
+def shares(controller, phase=Phase.DECODE):
     out = np.zeros((controller.plan.shape.layers, controller.plan.shape.experts))
     fill_shares(controller.state, int(phase), out)
     return out.tolist()

@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 from profile_samples import SHAPE, full_profile
 from test_hostile_profiles import attempt, bytes_of, file_of, parts, refused
 
 from hotset.cache import Controller, SlotPlan
 from hotset.errors import ProfileError
 from hotset.policies import parse
+from hotset.policies.eam import add_row, empty_state, match, share
 from hotset.profile import Profile
 from hotset.profile.combine import merge
 from hotset.profile.fold import fold
-from hotset.profile.matrices import Collection, Matrices, collected, recall, union
+from hotset.profile.matrices import Matrices, collected, recall, store, union
 from hotset.shape import ModelShape
 from hotset.trace import Phase
 
@@ -43,51 +45,56 @@ def plain_cosine(stored: Any, running: Any) -> float:
     return float(a @ b / size) if size else 0.0
 
 
+@njit
+def look(state: Any, phase: int, out: Any) -> None:
+    match(state, phase)
+    for layer in range(out.shape[0]):
+        for expert in range(out.shape[1]):
+            out[layer, expert] = share(state, phase, layer, expert)
+
+
+def matched(stored: Matrices, running: Any, nearest: int = 1) -> tuple[list[int], Any]:
+    """The stored requests most like a running one, and what they predict."""
+    state = empty_state(SHAPE, 50, nearest, 0.0)
+    recall(state, stored)
+    for phase, layer in np.argwhere(running.any(axis=-1)).tolist():
+        experts = np.flatnonzero(running[phase, layer])
+        add_row(state, phase, layer, experts, running[phase, layer, experts].astype(np.float64))
+    out = np.zeros((SHAPE.layers, SHAPE.experts))
+    look(state, int(Phase.DECODE), out)
+    assert np.array_equal(full(Matrices.of(state.rows[: state.held[0]])), full(stored))  # looking stores nothing
+    return state.matched[1 : 1 + state.matched[0]].tolist(), out
+
+
 @pytest.mark.parametrize("layers_run", [1, 2, 3])
 def test_matches_are_those_of_plain_cosines(layers_run: int) -> None:
     stored, running = full(some(40)), full(some(1, seed=1))[0]
     running[Phase.DECODE, layers_run:] = 0
-    collection = Collection(SHAPE, 50, some(40))
     cosines = [plain_cosine(matrix[Phase.DECODE], running[Phase.DECODE]) for matrix in stored]
     best = np.argsort(-np.array(cosines), kind="stable")[:5]
-    found = collection.match(running, Phase.DECODE, 5)
-    assert [place for place, _ in found] == best.tolist()
-    np.testing.assert_allclose([cosine for _, cosine in found], np.array(cosines)[best])
+    found, predicted = matched(some(40), running, 5)
+    assert found == best.tolist()
     summed = stored[best, Phase.DECODE].sum(axis=0)
-    expected = summed / summed.sum(axis=-1, keepdims=True)
-    np.testing.assert_allclose(collection.predict(running, Phase.DECODE, 5), expected)
-
-
-def test_looking_stores_nothing() -> None:
-    collection = Collection(SHAPE, 50, some(9))
-    collection.match(full(some(1, seed=1))[0])
-    assert len(collection) == 9
-    assert np.array_equal(full(collection.matrices()), full(some(9)))
+    np.testing.assert_allclose(predicted, summed / summed.sum(axis=-1, keepdims=True))
 
 
 def test_nothing_in_common_is_no_match_and_predicts_itself() -> None:
     stored, running = np.zeros((1, *GRID)), np.zeros(GRID)
     stored[0, Phase.DECODE, 0, 1], running[Phase.DECODE, 0, 2] = 5, 3
-    collection = Collection(SHAPE, 5, Matrices.of(stored))
-    assert collection.match(running) == []
-    assert collection.predict(running)[0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
+    found, predicted = matched(Matrices.of(stored), running)
+    assert found == []
+    assert predicted[0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
 
 
 def test_a_full_collection_stays_diverse() -> None:
     kinds = np.random.default_rng(2).poisson(3.0, (3, *GRID))
     noise = np.random.default_rng(3).poisson(0.1, (60, *GRID))
-    collection = Collection(SHAPE, 3)
+    state = empty_state(SHAPE, 3, 1, 0.0)
     for i in range(60):
-        collection.add(kinds[i % 3 if i < 9 else 0] + noise[i])
-    kept = full(collection.matrices())
+        store(state, kinds[i % 3 if i < 9 else 0] + noise[i])
+    kept = full(collected(state))
     near = [[plain_cosine(one, kind) for kind in kinds] for one in kept]
     assert sorted(np.argmax(near, axis=1).tolist()) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("matrix", [np.zeros((2, 3, 7)), np.full(GRID, -1.0), np.full(GRID, np.nan)])
-def test_what_is_no_matrix_is_refused(matrix: Any) -> None:
-    with pytest.raises(ProfileError, match="counts of shape"):
-        Collection(SHAPE).add(matrix)
 
 
 def test_a_policy_gives_and_takes_its_requests() -> None:
@@ -100,8 +107,6 @@ def test_a_policy_gives_and_takes_its_requests() -> None:
 
 
 def test_the_running_request_is_collected_and_left_running() -> None:
-    from hotset.policies.eam import add_row
-
     state = parse("eam").start(SHAPE)
     add_row(state, 1, 2, np.array([3]), np.array([4.0]))
     for _ in range(2):

@@ -10,8 +10,9 @@ from profile_samples import full_profile
 from rich.console import Console, RenderableType
 
 from hotset.profile.statistics import NEVER, Statistics
-from hotset.report.usage import concentration, count, entropy, expert_table, layer_figures, layer_table, phase_table
+from hotset.report.usage import concentration, count, expert_table, layer_figures, layer_table, phase_table
 from hotset.shape import ModelShape
+from hotset.trace.summary import entropy
 
 
 def drawn(view: RenderableType) -> list[str]:
@@ -75,8 +76,8 @@ def test_figures_of_an_even_and_of_an_unused_layer() -> None:
     uses = np.zeros((2, 3, 8))
     uses[1, 0], uses[1, 1, 0] = 1, 5
     statistics = full_profile(uses=uses).statistics()
-    assert entropy(statistics)[:2].tolist() == [1, 0]
-    assert np.isnan(entropy(statistics)[2])
+    assert entropy(statistics.uses.sum(axis=0))[:2].tolist() == [1, 0]
+    assert np.isnan(entropy(statistics.uses.sum(axis=0))[2])
     assert concentration(statistics)["12.5%"] == pytest.approx((1 / 8 + 1) / 2)
     assert concentration(full_profile(uses=0 * uses).statistics())["25.0%"] is None
     assert layer_figures(statistics, [2], 1)[0]["entropy"] is None

@@ -1,11 +1,11 @@
 import csv
-from dataclasses import fields, replace
+from dataclasses import replace
 from io import StringIO
 
 from result_rows import row, sweep
 
 from hotset.report import to_csv
-from hotset.sim import Row
+from hotset.sim.rows import FIELDS
 
 
 def read(text: str) -> list[dict[str, str]]:
@@ -14,7 +14,9 @@ def read(text: str) -> list[dict[str, str]]:
 
 def test_header_and_a_line_per_row() -> None:
     lines = to_csv(sweep()).splitlines()
-    assert lines[0].split(",") == [field.name for field in fields(Row)]
+    assert lines[0].split(",") == FIELDS == list(row().as_dict())
+    assert FIELDS[0] == "trace"
+    assert FIELDS[-3:] == ["late", "wasted", "wasted_bytes_per_token"]
     assert len(lines) == 1 + len(sweep())
 
 

@@ -10,7 +10,6 @@ from result_rows import CYCLE, EXPERT_BYTES, EXPERTS, RATES, result, row, sized,
 
 from hotset.errors import HotsetError
 from hotset.report import check_plot, plot_hit_rates
-from hotset.report.plot_labels import spread
 from hotset.report.plot_lines import panel_of
 from hotset.report.plot_style import looks
 from hotset.shape import ModelShape
@@ -93,7 +92,7 @@ def test_sizes_of_a_panel() -> None:
     assert [line.policy for line in panel.lines][:2] == ["belady", "blend"]
 
 
-def test_names_that_collide_go_to_a_legend_that_names_each_once(tmp_path: Path) -> None:
+def test_a_legend_names_each_line_once(tmp_path: Path) -> None:
     close = {f"decay:half_life={n}": (0.4, 0.7, 0.9 + n / 1e6) for n in range(30)}
     words = draw(tmp_path, *sweep(RATES | close))
     assert all(words.count(name) == 1 for name in (*RATES.keys() - {"belady"}, *close))
@@ -181,14 +180,6 @@ def test_a_style_of_the_person_neither_matters_nor_changes(tmp_path: Path) -> No
 def test_importing_the_report_leaves_matplotlib_alone() -> None:
     script = "import sys, hotset.report; sys.exit('matplotlib' in sys.modules or 'numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
-def test_labels_move_apart_and_stay_near() -> None:
-    assert spread([90, 50, 10], 10, 100) == [90, 50, 10]
-    assert spread([52, 50, 48], 10, 100) == [60, 50, 40]
-    assert spread([99, 98], 10, 100) == [100, 90]
-    moved = spread([80, 79, 78, 40, 39], 10, 85)
-    assert moved == [85, 75, 65, 44.5, 34.5]
 
 
 def test_every_policy_has_its_own_look() -> None:

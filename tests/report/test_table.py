@@ -6,6 +6,7 @@ from rich.console import Console
 
 from hotset.report import comparison_tables
 from hotset.sim import Result
+from hotset.sim.rows import Times
 
 
 def text_of(found: Result, width: int = 100) -> str:
@@ -92,7 +93,7 @@ def test_columns_without_figures_are_absent() -> None:
 
 def test_link_and_warm_start_have_their_columns_within_100_columns() -> None:
     rows = [
-        replace(sized(found), start="warm", cold_hit_rate=0.111, stall_s_per_token=0.0254, tokens_per_s=27.93)
+        replace(sized(found), start="warm", cold_hit_rate=0.111, times=Times(0.0254, 0.0358, 27.93))
         for found in sweep()
     ]
     text = text_of(result(*rows))

@@ -298,7 +298,7 @@ def test_progress_grows_to_all_bytes(tmp_path: Path) -> None:
         packer.add_all(blocks(plan, packer.missing()))
         packer.finish()
     assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] == packer.total_bytes
+    assert seen[-1][0] == seen[-1][1] == packer.meter.total_bytes
 
 
 def test_a_pack_for_one_process_is_neither_flushed_nor_read_back(

@@ -369,7 +369,7 @@ def test_jsonl_faults(tmp_path, rows, message):
 def test_jsonl_rubbish(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n" + line + b"\n")
-    with pytest.raises(TraceError, match=f"line 2: {message}"):
+    with pytest.raises(TraceError, match=f"line 2(:| is) {message}"):
         import_trace(path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
@@ -13,11 +12,12 @@ import numpy.typing as npt
 
 from hotset.cache.counters import Counters
 from hotset.cache.kernel import kernels_of
-from hotset.cache.lease import CacheLease
-from hotset.cache.plan import Scope, SlotPlan
+from hotset.cache.pins import check_pins, count_pins, keys_of, per_group
+from hotset.cache.plan import SlotPlan
+from hotset.cache.residency import Residency
 from hotset.cache.table import FOREVER, RESERVED, make_table
 from hotset.cache.usage import make_usage
-from hotset.checks import choice, instance, shown, whole
+from hotset.checks import choice, instance, whole
 from hotset.errors import BudgetError, HotsetError
 from hotset.policies import Admit, Grid, Policy, restore_state, save_state
 from hotset.shape import ExpertKey
@@ -26,6 +26,7 @@ from hotset.trace.events import EventTable
 
 _MAX_TOKENS = (1 << 31) - 1
 _PARTS = 8  # parts in which the past of a profile is observed, so that a sliding window forgets it bit by bit
+_NO_EXPERTS = np.zeros(0, np.int32)
 
 
 class Load(NamedTuple):
@@ -41,14 +42,6 @@ class Served(NamedTuple):
 
     hits: int
     loads: tuple[Load, ...]
-
-
-class Reservation(NamedTuple):
-    """An expert on its way to a slot that is held for it."""
-
-    slot: int
-    last: int  # when it was last used
-    owner: object  # the batch that brings it
 
 
 class Replayed(NamedTuple):
@@ -69,13 +62,9 @@ class Controller:
         self.state = policy.start(plan.shape)
         self.table = make_table(plan, floors=policy.admission is not Admit.LATE)
         self.usage = make_usage(plan.shape)
-        self.reserved: dict[ExpertKey, Reservation] = {}  # experts on their way to slots reserved for them
-        self.changes = 0  # of the table that have begun and not ended: more than 0 between calls after an interrupt
+        self.residency = Residency(plan, self.table, self.victim)
         self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
-        self.version = 0  # counts what changes the cache other than events: a holder of a copy takes it anew
-        self.lease = CacheLease()  # recalled before any change: events may run on a device
         self._kernels = kernels_of(type(policy))
-        self._no_experts = np.zeros(0, np.int32)
         self._ones = np.ones(plan.shape.experts, np.int32)
 
     def serve(self, event: Event) -> Served:
@@ -92,7 +81,7 @@ class Controller:
         if not isinstance(event.experts, tuple | list) or not isinstance(event.counts, tuple | list):
             raise HotsetError("the experts of an event and their counts are tuples of whole numbers")
         for expert in event.experts:
-            self._known(ExpertKey(event.layer, expert))
+            self.plan.checked_key(ExpertKey(event.layer, expert))
         rising = all(lower < higher for lower, higher in pairwise(event.experts))
         if not (event.experts and rising and len(event.counts) == len(event.experts)):
             raise HotsetError("an event names at least one expert, each once and in rising order, and a count of each")
@@ -144,90 +133,30 @@ class Controller:
 
     def residents(self) -> list[ExpertKey]:
         """The experts that have a slot, by layer and expert."""
-        return [ExpertKey(*key) for key in np.argwhere(self.table.slot_of >= 0).tolist()]
-
-    def changing(self) -> None:
-        """Say, before looking at what is to change, that the cache is about to be changed other than by an event."""
-        self.version += 1
-        self.lease.recall()
+        return keys_of(self.table.slot_of >= 0)
 
     def preload(self, scores: Grid) -> int:
         """Assign empty slots to the highest-scored experts, best first; returns how many got one."""
-        self.changing()
-        scores = self._grid(scores)
+        self.residency.changing()
+        scores = self.plan.checked_grid(scores)
         order = np.argsort(-scores, axis=None, kind="stable")
         order = order[scores.reshape(-1)[order] > 0]
         layers, experts = np.divmod(order, self.plan.shape.experts)
         return self._kernels.fill(self.table, layers.astype(np.int32), experts.astype(np.int32))
 
-    def drop(self, keys: Iterable[ExpertKey]) -> None:
-        """Empty the slots of these experts: what was to be loaded there never arrived."""
-        self.changing()
-        self.changes += 1
-        for layer, expert in map(self._known, keys):
-            slot = int(self.table.slot_of[layer, expert])
-            if slot < 0:
-                continue
-            self.table.slot_of[layer, expert] = -1
-            self.table.resident[layer] -= 1
-            self.vacate(layer, slot)
-        self.changes -= 1
-
-    def vacate(self, layer: int, slot: int) -> None:
-        """Put a slot that holds no expert back among the empty ones."""
-        self.changing()
-        self.changes += 1
-        group = int(self.table.group_of[layer])
-        self.table.layer_in[slot] = self.table.expert_in[slot] = -1
-        self.table.free[self.table.bounds[group] + self.table.num_free[group]] = slot
-        self.table.num_free[group] += 1
-        self.changes -= 1
-
-    def rebuild(self) -> None:
-        """Derive the table anew from what is resident and what is reserved, if an interrupt broke off a change of it.
-
-        That much is changed by single assignments; all else in the table follows from it.
-        """
-        if not self.changes:
-            return
-        self.changing()
-        table = self.table
-        for key, held in tuple(self.reserved.items()):
-            if table.slot_of[key] == held.slot:  # it was given its slot
-                self.restore_last(key)
-        self._derive_slots()
-        table.resident[:] = (table.slot_of >= 0).sum(axis=1)
-        for group, (first, last) in enumerate(pairwise(table.bounds.tolist())):
-            empty = np.flatnonzero(table.layer_in[first:last] < 0)[::-1] + first
-            table.free[first : first + len(empty)] = empty
-            table.num_free[group] = len(empty)
-        self._count_pins()
-        self.changes = 0
-
-    def _derive_slots(self) -> None:
-        table = self.table
-        assigned = np.full((2, len(table.layer_in)), -1, np.int32)
-        layers, experts = np.nonzero(table.slot_of >= 0)
-        assigned[:, table.slot_of[layers, experts]] = layers, experts
-        for (layer, expert), held in self.reserved.items():
-            assigned[:, held.slot] = layer, expert
-        table.layer_in[:], table.expert_in[:] = assigned
-
-    def restore_last(self, key: ExpertKey) -> None:
-        """Let an expert count as used when it was before its slot was held; it is not on its way any more."""
-        if self.table.last[key] != FOREVER:
-            self.table.last[key] = self.reserved[key].last
-        del self.reserved[key]
-
     def victim(self, layer: int) -> int | None:
         """The slot that the next candidate of a layer without empty slots would take; None if none may be evicted."""
-        slot = self._kernels.victim(self.table, self.state, layer, self._no_experts, self._no_experts)
+        slot = self._kernels.victim(self.table, self.state, layer, _NO_EXPERTS, _NO_EXPERTS)
         return None if slot < 0 else int(slot)
 
-    def seed_from_rates(self, rates: Grid, tokens: int) -> None:
-        """Let the policy start as if a prompt of so many tokens had used the experts at these rates."""
-        self.changing()
-        rates = self._grid(rates)
+    def seed_from_rates(self, rates: Grid, tokens: int, recalled_tokens: int = 0) -> None:
+        """Let the policy start as if a prompt of so many tokens had used the experts at these rates.
+
+        `recalled_tokens` are those that its state was learnt from already.
+        """
+        self.recalled_tokens = recalled_tokens
+        self.residency.changing()
+        rates = self.plan.checked_grid(rates)
         hottest_last = np.argsort(np.argsort(rates, axis=1, kind="stable"), axis=1)
         fresh = self.table.last == 0  # among equals the hotter counts as used later, which is all that recency can know
         self.table.last[fresh] = (hottest_last - rates.shape[1])[fresh]
@@ -239,41 +168,44 @@ class Controller:
 
     def adopt(self, other: Controller) -> None:
         """Exchange policies, with all that they learnt, with another cache of the same plan; who is resident stays."""
-        self.changing()
-        other.changing()
+        self.residency.changing()
+        other.residency.changing()
         names = ("policy", "state", "_kernels")
         mine, theirs = ({name: vars(one)[name] for name in names} for one in (self, other))
         # In one call: an interrupt in between would leave kernels with the state of another policy.
         deque(map(dict.update, (vars(self), vars(other)), (theirs, mine)), maxlen=0)
 
-    def pin(self, keys: Iterable[ExpertKey]) -> None:
-        """Keep these experts for good, taking empty slots for those not resident; refused whole if one finds none."""
-        self.changing()
-        grid = self.check_pins(keys)
-        homeless = self._per_group((grid > 0) & (self.table.slot_of < 0)) - self.table.num_free
+    def pin(self, keys: Iterable[ExpertKey], hold: int = FOREVER) -> None:
+        """Keep these experts for good, taking empty slots for those not resident; refused whole if one finds none.
+
+        A `hold` of WARM keeps them for now, and changes nothing about those that are kept for good.
+        """
+        self.residency.changing()
+        grid = check_pins(self.plan, self.table, keys)
+        homeless = per_group(self.table, (grid > 0) & (self.table.slot_of < 0)) - self.table.num_free
         if (homeless > 0).any():
             raise BudgetError(
                 f"{homeless[homeless > 0].sum()} experts to pin find no empty slot: pin before anything runs, "
                 "or pin what is resident"
             )
         self.preload(grid)
-        self.changes += 1
-        self.table.last[grid > 0] = FOREVER
-        self._count_pins()
-        self.changes -= 1
+        self.residency.changes += 1
+        self.table.last[(grid > 0) & (self.table.last != FOREVER)] = hold
+        count_pins(self.table)
+        self.residency.changes -= 1
 
-    def unpin(self, keys: Iterable[ExpertKey]) -> None:
+    def unpin(self, keys: Iterable[ExpertKey], hold: int = FOREVER) -> None:
         """Let these experts be evicted again."""
-        self.changing()
-        self.changes += 1
-        for key in {self._known(key) for key in keys} & set(self.pins()):
-            self.table.last[key] = RESERVED if key in self.reserved else self.table.clock[0]
-        self._count_pins()
-        self.changes -= 1
+        self.residency.changing()
+        self.residency.changes += 1
+        for key in {self.plan.checked_key(key) for key in keys} & set(self.pins(hold)):
+            self.table.last[key] = RESERVED if key in self.residency.reserved else self.table.clock[0]
+        count_pins(self.table)
+        self.residency.changes -= 1
 
-    def pins(self) -> list[ExpertKey]:
+    def pins(self, hold: int = FOREVER) -> list[ExpertKey]:
         """The pinned experts, by layer and expert."""
-        return [ExpertKey(*key) for key in np.argwhere(self.table.last == FOREVER).tolist()]
+        return keys_of(self.table.last == hold)
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """What the policy has learnt, by name."""
@@ -281,52 +213,8 @@ class Controller:
 
     def restore(self, saved: dict[str, npt.NDArray[Any]]) -> None:
         """Take up what a policy of the same kind and shape had learnt."""
-        self.changing()
+        self.residency.changing()
         restore_state(self.state, saved)
-
-    def _grid(self, values: object) -> Grid:
-        """One number for each expert of this cache's model."""
-        shape = (self.plan.shape.layers, self.plan.shape.experts)
-        if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind not in "biuf":
-            raise HotsetError(f"a grid of numbers of shape {shape} is needed, not {shown(values)}")
-        return np.asarray(values, np.float64)
-
-    def _known(self, key: ExpertKey) -> ExpertKey:
-        shape = self.plan.shape
-        try:
-            layer, expert = map(operator.index, key)
-        except (TypeError, ValueError):
-            raise HotsetError(f"an expert is named by the numbers of its layer and its own, not {shown(key)}") from None
-        if not (0 <= layer < shape.layers and 0 <= expert < shape.experts):
-            raise HotsetError(
-                f"layer {layer}, expert {expert} does not exist: "
-                f"the model has layers 0 to {shape.layers - 1} and experts 0 to {shape.experts - 1}"
-            )
-        return ExpertKey(layer, expert)
-
-    def check_pins(self, keys: Iterable[ExpertKey]) -> Grid:
-        """Refuse pins that leave a layer, or the pool, without room for one event; returns them as a grid."""
-        grid = np.zeros((self.plan.shape.layers, self.plan.shape.experts))
-        for key in keys:
-            grid[self._known(key)] = 1.0
-        pinned = self._per_group((self.table.last == FOREVER) | (grid > 0))
-        room = np.diff(self.table.bounds) - self.plan.shape.top_k
-        if (pinned > np.maximum(room, 0)).any():
-            group = int(np.argmax(pinned - room))
-            where = "the pool" if self.plan.scope is Scope.POOL else f"layer {group}"
-            raise BudgetError(
-                f"{pinned[group]} pins starve {where}: of its {room[group] + self.plan.shape.top_k} slots, "
-                f"{self.plan.shape.top_k} must stay free for the running event; pin at most {max(room[group], 0)}"
-            )
-        return grid
-
-    def _count_pins(self) -> None:
-        self.table.num_pinned[:] = self._per_group(self.table.last == FOREVER)
-
-    def _per_group(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        counts = np.zeros(len(self.table.num_free), np.int64)
-        np.add.at(counts, self.table.group_of, mask.sum(axis=1))
-        return counts
 
 
 def _load(layer: int, row: list[int]) -> Load:

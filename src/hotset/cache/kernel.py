@@ -67,16 +67,11 @@ def slots_are_scarce(table: Table, event: EventView, admit: int, missing: int) -
     return bool(admit != ALWAYS or len(table.bounds) == 2 or len(event.experts) > movable)
 
 
-def value_of(table: Table, state: Any, event: EventView, layer: int, expert: int) -> Any:
-    """The policy's score, or the expert's score floor if that is more."""
-    return max(score(state, table, event, layer, expert), table.score_floor[layer, expert])
-
-
 def rank_missing(table: Table, state: Any, event: EventView, missing: int) -> None:
     """Put the most valuable first; equals keep their order."""
     for i in range(missing):
         expert = table.loads[i, 0]
-        value = value_of(table, state, event, event.layer, expert)
+        value = score(state, table, event, event.layer, expert)
         at = i
         while at > 0 and table.worth[at - 1] < value:
             table.worth[at] = table.worth[at - 1]
@@ -108,7 +103,7 @@ def victim_of_layer(table: Table, state: Any, event: EventView, bar: int) -> int
         expert = table.expert_in[slot]
         age = table.last[layer, np.uintp(expert)]
         turn = age * experts + expert  # who goes first among equals: the older, then the lower
-        value = value_of(table, state, event, layer, expert)
+        value = score(state, table, event, layer, expert)
         weaker = (age < bar) & ((value < lowest) | ((value == lowest) & (turn < first)))
         found = slot if weaker else found
         lowest = value if weaker else lowest
@@ -122,7 +117,7 @@ def victim_of_pool(table: Table, state: Any, event: EventView, bar: int) -> int:
     found, lowest, first = -1, np.inf, FOREVER
     for slot in range(table.bounds[1]):
         layer, expert = table.layer_in[slot], table.expert_in[slot]
-        value = value_of(table, state, event, layer, expert)
+        value = score(state, table, event, layer, expert)
         if value > lowest:
             continue
         age = table.last[layer, expert]
@@ -164,8 +159,8 @@ def replace_victims(table: Table, state: Any, event: EventView, admit: int, row:
             return row
         layer, expert = table.layer_in[slot], table.expert_in[slot]
         if admit != ALWAYS:
-            candidate = value_of(table, state, event, event.layer, table.loads[row, 0])
-            resident = value_of(table, state, event, layer, expert)
+            candidate = score(state, table, event, event.layer, table.loads[row, 0])
+            resident = score(state, table, event, layer, expert)
             if candidate < resident or (admit == LATE and candidate == resident):
                 return row
         table.slot_of[layer, expert] = -1
@@ -266,7 +261,6 @@ _ENTRIES = (serve_one, replay, seed_from_rates, victim, fill)
 _TEMPLATES = (
     look_up,
     slots_are_scarce,
-    value_of,
     rank_missing,
     victim_of_layer,
     victim_of_pool,
@@ -298,4 +292,5 @@ def _make(policy: type[Policy]) -> Kernels:
 
 def _sources() -> list[Path]:
     """All source that ends up in the machine code of every policy."""
-    return [Path(module.__file__ or "") for module in (table, counters, usage, base)] + [Path(__file__)]
+    own = [Path(module.__file__ or "") for module in (table, counters, usage, base)]
+    return [*own, Path(__file__), *sorted(Path(base.__file__).parent.glob("_[a-z]*.py"))]

@@ -21,11 +21,11 @@ _WEIGHT = "sum.tokens"
 
 def prime(controller: Controller, profile: Profile, prior_tokens: int = PRIOR_TOKENS) -> None:
     """Let a fresh cache's policy begin with what a profile knows, worth so many tokens and no more."""
-    if prior_tokens and profile.policy == controller.policy.name:
-        _recall(controller, profile.learnt, prior_tokens)
+    same = prior_tokens and profile.policy == controller.policy.name
+    recalled_tokens = _recall(controller, profile.learnt, prior_tokens) if same else 0
     if prior_tokens and profile.matrices is not None and controller.policy.collects_requests:
         recall(controller.state, profile.matrices)
-    controller.seed_from_rates(profile.hotness(), prior_tokens)
+    controller.seed_from_rates(profile.hotness(), prior_tokens, recalled_tokens)
 
 
 def hottest(profile: Profile) -> list[ExpertKey]:
@@ -48,11 +48,11 @@ def learnt(controller: Controller) -> State:
     }
 
 
-def _recall(controller: Controller, saved: State, prior_tokens: int) -> None:
-    """Take up what was learnt; sums are cut down to what so many tokens would have brought."""
+def _recall(controller: Controller, saved: State, prior_tokens: int) -> int:
+    """Take up what was learnt, with sums cut down to what so many tokens would have brought; of how many it is."""
     weight = float(saved[_WEIGHT][0]) if saved.get(_WEIGHT, np.zeros(0)).shape == (1,) else 0.0
     if not 0 < weight < math.inf:
-        return
+        return 0
     kept = min(1.0, prior_tokens / weight)
     state = controller.state._asdict()
     for name, how in controller.policy.persisted.items():
@@ -62,4 +62,4 @@ def _recall(controller: Controller, saved: State, prior_tokens: int) -> None:
         if how == "sum" and (array < 0).any():
             continue
         state[name][...] = array if how == "mean" else array * kept
-    controller.recalled_tokens = round(weight * kept)
+    return round(weight * kept)

@@ -1,4 +1,4 @@
-"""Looks after a live cache between passes: hits over time, changes of workload, lru in the shadow, and warm pins."""
+"""Looks after a live cache between passes: hits over time, lru in the shadow, and warm pins."""
 
 from __future__ import annotations
 
@@ -10,17 +10,8 @@ import numpy as np
 from hotset.cache.controller import Controller
 from hotset.cache.shadow import CounterDelta, log_is_full, log_is_whole, take_log
 from hotset.cache.shadow_comparison import BASELINE, ShadowComparison
-from hotset.cache.usage import USES
 from hotset.cache.warm_pin import WarmPin
-from hotset.cache.workload_shift import WorkloadShiftDetector
 from hotset.profile.statistics import MAX_SPANS, History, Mark
-from hotset.trace import Phase
-
-SHIFT = "shift"
-"""The name of a change of workload that no caller marked."""
-
-_MIN_TOKENS = 24  # say nothing about what a workload uses
-_NEAR_TOKENS = 64  # of a moment that was named already
 
 
 class CacheMonitor:
@@ -38,9 +29,6 @@ class CacheMonitor:
         self._tokens = 0
         self._forgotten_spans = 0
         self._delta = CounterDelta(live)
-        self._shifts = WorkloadShiftDetector()
-        self._unjudged_tokens = 0
-        self._uses = live.usage.counts[USES, Phase.DECODE].copy()
 
     @property
     def is_due(self) -> bool:
@@ -81,19 +69,6 @@ class CacheMonitor:
         return History(np.array(spans, np.int64).reshape(-1, 3), marks)
 
     def _add(self, span: tuple[int, int, int]) -> None:
-        self._unjudged_tokens += span[0]
-        if self._unjudged_tokens >= _MIN_TOKENS:
-            self._check_for_shift(self._tokens + span[0] - self._unjudged_tokens)
         self._forgotten_spans += len(self._spans) == self._spans.maxlen
         self._spans.append(span)
         self._tokens += span[0]
-
-    def _check_for_shift(self, since_tokens: int) -> None:
-        uses = self.live.usage.counts[USES, Phase.DECODE]
-        if self._shifts.take((uses - self._uses).astype(float)):
-            if not any(abs(mark.tokens - since_tokens) < _NEAR_TOKENS for mark in self._marks):
-                self._marks.append(Mark(since_tokens, SHIFT))
-            if self.warm_pin is not None:
-                self.warm_pin.observe_anew()
-        self._uses = uses.copy()
-        self._unjudged_tokens = 0

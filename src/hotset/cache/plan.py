@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,9 +10,9 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from hotset.checks import choice, instance, put, whole
-from hotset.errors import BudgetError
-from hotset.shape import MAX_SLOTS, ModelShape, format_size
+from hotset.checks import choice, instance, put, shown, whole
+from hotset.errors import BudgetError, HotsetError
+from hotset.shape import MAX_SLOTS, ExpertKey, ModelShape, format_size
 
 
 class Scope(StrEnum):
@@ -71,6 +72,26 @@ class SlotPlan:
         """Where each group of slots begins, and where the last ends."""
         sizes = self.per_layer() if self.scope is Scope.LAYER else [self.cached]
         return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+    def checked_key(self, key: object) -> ExpertKey:
+        """An expert of this plan's model, or HotsetError."""
+        try:
+            layer, expert = map(operator.index, key)  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            raise HotsetError(f"an expert is named by the numbers of its layer and its own, not {shown(key)}") from None
+        if not (0 <= layer < self.shape.layers and 0 <= expert < self.shape.experts):
+            raise HotsetError(
+                f"layer {layer}, expert {expert} does not exist: "
+                f"the model has layers 0 to {self.shape.layers - 1} and experts 0 to {self.shape.experts - 1}"
+            )
+        return ExpertKey(layer, expert)
+
+    def checked_grid(self, values: object) -> npt.NDArray[np.float64]:
+        """One number for each expert of this plan's model, or HotsetError."""
+        shape = (self.shape.layers, self.shape.experts)
+        if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind not in "biuf":
+            raise HotsetError(f"a grid of numbers of shape {shape} is needed, not {shown(values)}")
+        return np.asarray(values, np.float64)
 
     def warning(self, policy: str) -> str | None:
         """What a person should know of this plan, if anything."""

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from hotset.cache.controller import Controller, Reservation
-from hotset.cache.counters import Count, Counters
+from hotset.cache.controller import Controller
+from hotset.cache.counters import Count
 from hotset.cache.table import RESERVED
 from hotset.cache.usage import LOG_FIELDS, LOG_HEADER, LOGGED_PASSES, Usage
 from hotset.compiling import keep_compiled
 from hotset.policies import parse
-from hotset.shape import ExpertKey, ModelShape
+from hotset.shape import ModelShape
 from hotset.trace import Phase
 from hotset.trace.events import EventTable
 
@@ -64,40 +64,22 @@ def _unpack(log: Any, start: Any, layer: Any, tokens: Any, phase: Any, request: 
         start[event + 1] = entry
 
 
-class Shadow:
-    """A cache of the same plan under another policy, without bytes."""
+def shadow_of(live: Controller, spec: str) -> Controller:
+    """An empty cache of the same plan under another policy, without bytes."""
+    return Controller(live.plan, parse(spec), prefill=live.prefill)
 
-    def __init__(self, live: Controller, spec: str) -> None:
-        self.controller = Controller(live.plan, parse(spec), prefill=live.prefill)
 
-    @classmethod
-    def twin(cls, live: Controller) -> Shadow:
-        """A shadow that begins as the live cache is now: the same residents, pins and learning."""
-        shadow = cls(live, live.policy.spec)
-        for name, array in live.table._asdict().items():
-            getattr(shadow.controller.table, name)[...] = array
-        shadow.controller.restore(live.save())
-        shadow._forget_reserved(live.reserved)
-        return shadow
-
-    def _forget_reserved(self, reserved: dict[ExpertKey, Reservation]) -> None:
-        """Empty the slots held for experts on their way: nothing ever arrives here."""
-        table = self.controller.table
-        for (layer, expert), held in reserved.items():
-            same = (table.layer_in == layer) & (table.expert_in == expert)
-            for slot in np.flatnonzero(same).tolist():
-                if slot != table.slot_of[layer, expert]:
-                    self.controller.vacate(layer, slot)
-            if table.last[layer, expert] == RESERVED:
-                table.last[layer, expert] = held.last
-
-    def take(self, events: EventTable) -> None:
-        """Serve what the live cache was asked for."""
-        self.controller.replay(events)
-
-    def counters(self) -> Counters:
-        """What this cache would have done so far."""
-        return self.controller.counters()
+def twin_of(live: Controller) -> Controller:
+    """A shadow that begins as the live cache is now: the same residents, pins and learning."""
+    twin = shadow_of(live, live.policy.spec)
+    for mine, theirs in zip(twin.table, live.table, strict=True):
+        mine[...] = theirs
+    twin.restore(live.save())
+    for (layer, expert), held in live.residency.reserved.items():  # nothing ever arrives here
+        twin.residency.vacate(layer, held.slot)
+        if twin.table.last[layer, expert] == RESERVED:
+            twin.table.last[layer, expert] = held.last
+    return twin
 
 
 def decode_counts(controller: Controller) -> tuple[int, int, int]:

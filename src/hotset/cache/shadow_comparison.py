@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, NamedTuple
 
 from hotset.cache.controller import Controller
-from hotset.cache.shadow import CounterDelta, Shadow
+from hotset.cache.shadow import CounterDelta, shadow_of
 from hotset.trace.events import EventTable
 
 BASELINE = "lru"
@@ -29,13 +30,13 @@ class ShadowComparison:
 
     def __init__(self, live: Controller, say: Callable[[str], None], *, switch: bool = False) -> None:
         self.live, self.switch = live, switch
-        self.shadow = Shadow(live, BASELINE)
+        self.shadow = shadow_of(live, BASELINE)
         self.switches: list[dict[str, Any]] = []
         self._say = say
         self._told = False
         self._window_tokens = WINDOW_TOKENS
         self._recent: deque[_Span] = deque()
-        self._deltas = CounterDelta(live), CounterDelta(self.shadow.controller)
+        self._deltas = CounterDelta(live), CounterDelta(self.shadow)
         self._total = _Span(0, 0, 0, 0)
         self._tokens_ever = 0
 
@@ -44,7 +45,7 @@ class ShadowComparison:
         tokens, hits, misses = self._deltas[0].read()
         if events is None:
             return
-        self.shadow.take(events)
+        self.shadow.replay(events)
         _, other_hits, _ = self._deltas[1].read()
         span = _Span(tokens, hits, other_hits, hits + misses)
         self._tokens_ever += tokens
@@ -64,7 +65,7 @@ class ShadowComparison:
         hits = total.hits - total.other_hits
         return {
             "policy": self.live.policy.spec,
-            "against": self.shadow.controller.policy.spec,
+            "against": self.shadow.policy.spec,
             "tokens": total.tokens,
             "hit_rate": _share(total.hits, total.asked),
             "against_hit_rate": _share(total.other_hits, total.asked),
@@ -76,27 +77,24 @@ class ShadowComparison:
         }
 
     def _window(self) -> _Span:
-        total = _Span(0, 0, 0, 0)
-        for span in self._recent:
-            total = _plus(total, span)
-        return total
+        return reduce(_plus, self._recent, _Span(0, 0, 0, 0))
 
     def _judge(self) -> None:
         recent = self._window()
         if recent.tokens < self._window_tokens or recent.hits + MARGIN * recent.asked >= recent.other_hits:
             return
-        lost = f"{-_points(recent):.1f} points less than {self.shadow.controller.policy.spec}"
+        lost = f"{-_points(recent):.1f} points less than {self.shadow.policy.spec}"
         what = f"{self.live.policy.spec} hit {lost} over the last {recent.tokens:,} tokens"
         if self.switch:
             self._swap(what)
         elif not self._told:
             self._told = True
-            self._say(f"{what}: --policy {self.shadow.controller.policy.spec} or --policy auto would do better here")
+            self._say(f"{what}: --policy {self.shadow.policy.spec} or --policy auto would do better here")
 
     def _swap(self, why: str) -> None:
         """Let the two exchange policies; each further change needs twice the evidence, so that they never flutter."""
         before = self.live.policy.spec
-        self.live.adopt(self.shadow.controller)
+        self.live.adopt(self.shadow)
         self.switches.append({"tokens": self._tokens_ever, "from": before, "to": self.live.policy.spec})
         self._say(f"{why}: switched to {self.live.policy.spec}")
         self._recent.clear()
@@ -104,7 +102,7 @@ class ShadowComparison:
 
 
 def _plus(a: _Span, b: _Span) -> _Span:
-    return _Span(a.tokens + b.tokens, a.hits + b.hits, a.other_hits + b.other_hits, a.asked + b.asked)
+    return _Span(*map(sum, zip(a, b, strict=True)))
 
 
 def _points(span: _Span) -> float:

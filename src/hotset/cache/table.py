@@ -14,6 +14,8 @@ FOREVER = np.iinfo(np.int64).max
 """The time of last use of a pinned expert, so that one comparison protects it like the experts of a running event."""
 RESERVED = FOREVER - 1
 """The time of last use of an expert that is on its way to a slot reserved for it: no other may take that slot."""
+WARM = FOREVER - 2
+"""The time of last use of an expert that is pinned for now, see `hotset.cache.warm_pin`."""
 
 
 class Table(NamedTuple):
@@ -29,8 +31,7 @@ class Table(NamedTuple):
     resident: Any  # int32 [layers]
     floor: Any  # int32 [layers]
     num_pinned: Any  # int64 [groups]
-    last: Any  # int64 [layers, experts], the last event that asked for it, or FOREVER when pinned
-    score_floor: Any  # float64 [layers, experts], the least that its score counts for; -inf for nearly all
+    last: Any  # int64 [layers, experts], the last event that asked for it, or FOREVER or WARM when pinned
     passes: Any  # int64 [layers], events served
     clock: Any  # int64 [1], events served in all layers
     counters: Any  # int64 [phases, counters, layers]
@@ -55,7 +56,6 @@ def make_table(plan: SlotPlan, floors: bool = True) -> Table:
         floor=plan.floors() if pool and floors else np.zeros(layers, np.int32),
         num_pinned=np.zeros(len(bounds) - 1, np.int64),
         last=np.zeros((layers, experts), np.int64),
-        score_floor=np.full((layers, experts), -np.inf),
         passes=np.zeros(layers, np.int64),
         clock=np.zeros(1, np.int64),
         counters=Counters.empty(layers),

@@ -12,11 +12,12 @@ from rich.text import Text
 
 from hotset.cli.output import facts_table
 from hotset.profile import Profile
-from hotset.report.usage import concentration, entropy, spread, totals
+from hotset.report.usage import concentration, totals
 from hotset.report.words import percent, plural
 from hotset.shape import format_size
 from hotset.text import printable
 from hotset.trace import Phase
+from hotset.trace.summary import entropy, spread
 
 
 def summary(profile: Profile) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def figures(profile: Profile) -> dict[str, Any]:
     statistics = profile.statistics()
     return summary(profile) | {
         "concentration": concentration(statistics),
-        "entropy": spread(entropy(statistics)),
+        "entropy": spread(entropy(statistics.uses.sum(axis=0))),
         "learnt": sorted(profile.learnt),
         "hit_rate": totals(statistics)["hit_rate"],
         "resident": None if profile.seats is None else int(statistics.resident.sum()),

@@ -50,14 +50,15 @@ def _check_layer(layer: int | None, statistics: Statistics) -> None:
 
 
 def _document(name: str, statistics: Statistics, layer: int | None, top: int | None) -> dict[str, Any]:
-    from hotset.report.usage import concentration, entropy, layer_figures, spread, totals
+    from hotset.report.usage import concentration, layer_figures, totals
+    from hotset.trace.summary import entropy, spread
 
     layers = range(statistics.shape.layers) if layer is None else [layer]
     return {
         "profile": name,
         "layers": layer_figures(statistics, layers, top or 10),
         "concentration": concentration(statistics),
-        "entropy": spread(entropy(statistics)),
+        "entropy": spread(entropy(statistics.uses.sum(axis=0))),
         **totals(statistics),
     }
 

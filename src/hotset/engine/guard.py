@@ -131,7 +131,7 @@ class Guard:
             self._cache.recover()
             self._cache.invalidate(record.layer, record.lost())
             self._record = None
-        self._cache.controller.rebuild()
+        self._cache.controller.residency.rebuild()
         if self._batches:
             self._undo_batches()
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from hotset.cache.pins import check_pins
 from hotset.engine.guard import Batch, Guard
 from hotset.engine.slots import SlotCache
 from hotset.errors import BudgetError, HotsetError
@@ -229,7 +230,7 @@ class Preloader:
     def _check(self, pins: Sequence[ExpertKey]) -> None:
         with self._guard.lock:
             self._guard.repair()
-            self._cache.controller.check_pins(pins)
+            check_pins(self._cache.controller.plan, self._cache.table, pins)
 
     def _steps(self, order: Sequence[ExpertKey], pins: Sequence[ExpertKey]) -> Iterator[object]:
         yield from self._pinning(pins)
@@ -240,7 +241,7 @@ class Preloader:
             absent = self._pin_residents(keys[at : at + self._batch])
             for _ in range(PIN_TRIES):
                 yield from self._loader.steps(absent, pin=True)
-                while any(key in self._cache.controller.reserved for key in absent):
+                while any(key in self._cache.controller.residency.reserved for key in absent):
                     time.sleep(0.002)  # another thread may be loading them
                 absent = self._pin_residents(absent)
             if absent:
@@ -252,7 +253,7 @@ class Preloader:
         """Pin those that are here; returns the others."""
         with self._guard.lock:
             self._guard.repair()
-            self._cache.controller.changing()
+            self._cache.controller.residency.changing()
             here = {key for key in keys if self._cache.is_resident(key)}
             self._cache.controller.pin(here)
         return [key for key in keys if key not in here]

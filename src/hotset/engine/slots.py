@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.cache.controller import Controller
-from hotset.cache.reservations import Reservations
 from hotset.cache.table import Table
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
@@ -43,7 +42,6 @@ class SlotCache:
     def __init__(self, controller: Controller) -> None:
         plan = controller.plan
         self.controller = controller
-        self.reservations = Reservations(controller)
         self.rows: Ints = np.arange(plan.cached, dtype=np.int32)
         self.staging = range(plan.cached, plan.cached + plan.staging)
         self.num_rows = plan.cached + plan.staging + plan.prefetch_rows
@@ -57,7 +55,7 @@ class SlotCache:
 
     def reclaim(self) -> None:
         """Take the cache back from a device, if one goes on with it; before anything that the host does with it."""
-        self.controller.lease.recall()
+        self.controller.residency.lease.recall()
 
     def look_up(
         self, layer: int, experts: Ints, slots: Ints, counts: Ints, tokens: int, phase: Phase, request: int = 0
@@ -116,24 +114,27 @@ class SlotCache:
 
         With `evict` the expert of the lowest score makes room; not while an event computes with its row.
         """
-        slots = self.reservations.reserve_all(keys, evict=evict and not self._in_use, owner=owner)
+        slots = self.controller.residency.reserve_all(keys, evict=evict and not self._in_use, owner=owner)
         return {key: int(self.rows[slot]) for key, slot in slots.items()}
 
     def commit(self, key: ExpertKey, *, pin: bool = False) -> bool:
         """Give an expert that has arrived the slot reserved for it; false if it came another way meanwhile."""
-        return self.reservations.commit(key, self.controller.reserved[key].slot, pin=pin)
+        came_now = self.controller.residency.commit(key)
+        if pin:
+            self.controller.pin([key])
+        return came_now
 
     def cancel(self, key: ExpertKey) -> None:
         """Free the slot that is reserved for an expert."""
-        self.reservations.cancel(key, self.controller.reserved[key].slot)
+        self.controller.residency.cancel(key)
 
     def cancel_all(self, owner: object) -> None:
         """Free all slots that are reserved for one owner."""
-        self.reservations.cancel_all(owner)
+        self.controller.residency.cancel_all(owner)
 
     def invalidate(self, layer: int, experts: Sequence[int]) -> None:
         """Empty the slots of experts whose bytes never arrived."""
-        self.controller.drop(ExpertKey(layer, expert) for expert in experts)
+        self.controller.residency.drop(ExpertKey(layer, expert) for expert in experts)
 
     def recover(self) -> None:
         """After an event that was broken off, once nothing is written to any row: take back all that it had in use."""

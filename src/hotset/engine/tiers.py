@@ -100,7 +100,7 @@ class RamTier:
             self.cache.recover()
             self.cache.invalidate(layer, absent)
             self._begun = None
-        self.controller.rebuild()
+        self.controller.residency.rebuild()
 
     def _preloading(self, layer: int, experts: list[int]) -> dict[int, tuple[ReadTransfer, int]]:
         """What the background reads already: read twice, it would take two slots, and a full tier has none to spare."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hotset.forecasts import gate, previous, token, transition
 from hotset.forecasts._learnt import Rates, log_odds, mix_rates, spread, start_rates, tokens_ahead
 from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen, compiled
+from hotset.policies._regression import dot, logistic, padded, step
 from hotset.shape import ModelShape
 
 HALF_LIVES = (1.0, 3.0, 8.0, 24.0, 72.0, 240.0)
@@ -29,11 +30,6 @@ COMMON = RATES + 3
 MEAN, LIFT, WORD, ROUTER, EARLIER = 0, 1, 2, 3, 4
 MEMBERS = 5
 """Features by distance: transitions in two views, the token, the routers' guesses, and what was said a layer ago."""
-
-_LANES = 8  # rows are padded to whole vectors, and sums run in fixed lanes: the same bits on every machine
-_LEARN_RATE = 0.05
-_FORGET = 0.98  # of squared gradients at each event
-_MIN_ENERGY = 1e-12
 
 
 class BestState(NamedTuple):
@@ -85,7 +81,7 @@ def probabilities(state: BestState, seen: Seen, target: int, distance: int, out:
         spread(out, tokens_ahead(seen, target))
     else:
         for e in range(len(out)):
-            out[e] = _logistic(state.value[d, target, e])
+            out[e] = logistic(state.value[d, target, e])
 
 
 @compiled
@@ -97,7 +93,7 @@ def _learn(state: BestState, seen: Seen) -> None:
         if kind >= 0:
             value = state.value[d, seen.layer]
             for e in range(len(value)):
-                surprise[e] = -_logistic(value[e])
+                surprise[e] = -logistic(value[e])
             for i in range(len(seen.experts)):
                 surprise[seen.experts[i]] += 1.0
             _step(state, surprise, seen.layer, d, kind)
@@ -109,9 +105,8 @@ def _step(state: BestState, surprise: Any, layer: int, d: int, kind: int) -> Non
     experts = state.rates.rate.shape[1]
     for f in range(COMMON + MEMBERS):
         row = state.common[layer, f] if f < COMMON else state.members[d, layer, f - COMMON]
-        gradient = _dot(surprise, row) / experts
-        energy[f] = _FORGET * energy[f] + gradient * gradient + _MIN_ENERGY
-        weights[f] += _LEARN_RATE * gradient / math.sqrt(energy[f])
+        gradient = dot(surprise, row) / experts
+        step(weights, energy, f, gradient)
 
 
 @compiled
@@ -189,48 +184,17 @@ def _weigh(state: BestState, target: int, d: int, weights: Any) -> None:
             value[e] += weight * row[e]
 
 
-@compiled
-def _logistic(x: float) -> Any:
-    """1 / (1 + exp(-x)) by repeated squaring: multiplications that vectorise, within 0.002 everywhere."""
-    power = 1.0 - min(abs(x), 24.0) / 256.0
-    for _ in range(8):
-        power *= power
-    small = power / (1.0 + power)
-    return 1.0 - small if x > 0 else small
-
-
-@compiled
-def _dot(a: Any, b: Any) -> Any:
-    """A dot product summed in eight fixed lanes."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    for i in range(0, len(a), 8):
-        s0 += a[i] * b[i]
-        s1 += a[i + 1] * b[i + 1]
-        s2 += a[i + 2] * b[i + 2]
-        s3 += a[i + 3] * b[i + 3]
-        s4 += a[i + 4] * b[i + 4]
-        s5 += a[i + 5] * b[i + 5]
-        s6 += a[i + 6] * b[i + 6]
-        s7 += a[i + 7] * b[i + 7]
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
-
-
 @dataclass(frozen=True, kw_only=True)
-class Best(Forecast):
+class Best(Forecast, name="best", observe=observe, probabilities=probabilities, uses_tokens=True):
     """The probability of each expert by everything that is known, weighed by how well it has foretold so far."""
-
-    name: ClassVar[str] = "best"
-    uses_tokens: ClassVar[bool] = True
-    observe: ClassVar[Any] = staticmethod(observe)
-    probabilities: ClassVar[Any] = staticmethod(probabilities)
 
     def start(self, shape: ModelShape) -> BestState:
         """Trust the rate of use and the routers fully, the others a little, until evidence says otherwise."""
-        layers, padded = shape.layers, -(-shape.experts // _LANES) * _LANES
+        layers, width = shape.layers, padded(shape.experts)
         weights = np.zeros((4, MAX_DISTANCE, COMMON + MEMBERS))
         weights[..., BASE], weights[..., COMMON + ROUTER] = 1.0, 1.0
         weights[:2, :, [AGE, COMMON + MEAN, COMMON + WORD]] = 0.3  # of several tokens, each would repeat the routers
-        common = np.zeros((layers, COMMON, padded))
+        common = np.zeros((layers, COMMON, width))
         common[:, BIAS, : shape.experts] = 1.0
         return BestState(
             start_rates(shape),
@@ -238,14 +202,14 @@ class Best(Forecast):
             transition.Transition().start(shape),
             token.Token().start(shape),
             gate.Gate().start(shape),
-            np.zeros((layers, RATES, padded)),
+            np.zeros((layers, RATES, width)),
             common,
-            np.zeros((MAX_DISTANCE, layers, MEMBERS, padded)),
-            np.zeros((MAX_DISTANCE, layers, padded)),
+            np.zeros((MAX_DISTANCE, layers, MEMBERS, width)),
+            np.zeros((MAX_DISTANCE, layers, width)),
             np.full((MAX_DISTANCE, layers), -1, np.int8),
             weights,
             np.full(weights.shape, 1e-3),
-            np.zeros((2, padded)),
+            np.zeros((2, width)),
         )
 
 

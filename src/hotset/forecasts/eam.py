@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotset.errors import PolicyError
 from hotset.forecasts._learnt import Rates, log_odds, mix_rates, spread, start_rates, tokens_ahead
 from hotset.forecasts.base import Forecast, Seen, compiled
+from hotset.policies._regression import step
 from hotset.policies.eam import (
     CAPACITY,
     MAX_CAPACITY,
@@ -22,15 +22,12 @@ from hotset.policies.eam import (
     take,
     total_of,
     uses_of,
-)
+)  # fmt: skip
 from hotset.shape import ModelShape
 
 SMOOTH = 4.0
 """A predicted row starts as this many tokens of the rate of use: a short request has not used all it likes."""
 
-_LEARN_RATE = 0.05
-_FORGET = 0.98  # of squared gradients at each event
-_MIN_ENERGY = 1e-12
 _MIN_SLOPE = 0.05  # what is predicted more must never become less likely
 
 
@@ -86,33 +83,24 @@ def _learn(state: EamForecastState, seen: Seen) -> None:
             at += 1
         slope += surprise * odds / experts
         offset += surprise / experts
-    _step(state, 0, slope)
-    _step(state, 1, offset)
+    step(state.line, state.energy, 0, slope)
+    step(state.line, state.energy, 1, offset)
     state.line[0] = max(state.line[0], _MIN_SLOPE)
 
 
-@compiled
-def _step(state: EamForecastState, which: int, gradient: float) -> None:
-    state.energy[which] = _FORGET * state.energy[which] + gradient * gradient + _MIN_ENERGY
-    state.line[which] += _LEARN_RATE * gradient / math.sqrt(state.energy[which])
-
-
 @dataclass(frozen=True, kw_only=True)
-class Eam(Forecast):
+class Eam(Forecast, name="eam", observe=observe, probabilities=probabilities):
     """The probability of each expert by its uses in the `nearest` of `capacity` past requests."""
 
-    name: ClassVar[str] = "eam"
-    observe: ClassVar[Any] = staticmethod(observe)
-    probabilities: ClassVar[Any] = staticmethod(probabilities)
     capacity: int = CAPACITY
     nearest: int = 1
 
     def check(self) -> None:
         """Sizes within reason."""
-        if not (1 <= self.capacity <= MAX_CAPACITY and 1 <= self.nearest <= MAX_NEAREST):
-            raise PolicyError(
-                f"eam: capacity must be 1 to {MAX_CAPACITY} requests, and nearest 1 to {MAX_NEAREST} of them"
-            )
+        self.require(
+            1 <= self.capacity <= MAX_CAPACITY and 1 <= self.nearest <= MAX_NEAREST,
+            f"capacity must be 1 to {MAX_CAPACITY} requests, and nearest 1 to {MAX_NEAREST} of them",
+        )
 
     def start(self, shape: ModelShape) -> EamForecastState:
         """No request is stored, and predictions are taken at their word."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -114,13 +114,8 @@ def _keep(row: Any, seen: Seen, d: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate(Forecast):
+class Gate(Forecast, name="gate", observe=observe, probabilities=probabilities, needs="guesses"):
     """The probability of each expert by the rank at which the target layer's router guessed it beforehand."""
-
-    name: ClassVar[str] = "gate"
-    observe: ClassVar[Any] = staticmethod(observe)
-    probabilities: ClassVar[Any] = staticmethod(probabilities)
-    needs: ClassVar[str] = "guesses"
 
     def start(self, shape: ModelShape) -> GateState:
         """No guess waits, and every rank is right half of the time."""

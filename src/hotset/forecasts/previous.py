@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,12 +75,8 @@ def _even(rate: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Previous(Forecast):
+class Previous(Forecast, name="previous", observe=observe, probabilities=probabilities):
     """The probability of each expert by how many tokens ago its layer used it."""
-
-    name: ClassVar[str] = "previous"
-    observe: ClassVar[Any] = staticmethod(observe)
-    probabilities: ClassVar[Any] = staticmethod(probabilities)
 
     def start(self, shape: ModelShape) -> PreviousState:
         """Nothing was ever used, and every age is alike."""

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotset.errors import PolicyError
 from hotset.forecasts._learnt import Rates, count, learnt, mix_rates, spread, start_rates, tokens_ahead
 from hotset.forecasts.base import Forecast, Seen, compiled
 from hotset.shape import ModelShape
@@ -109,24 +108,18 @@ def _write(state: TokenState, slot: int, seen: Seen) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Token(Forecast):
+class Token(Forecast, name="token", observe=observe, probabilities=probabilities, needs="token_ids", uses_tokens=True):
     """The probability of each expert by how many of the last four occurrences of the token's id used it.
 
     An id has one place, id modulo slots, and takes it from the id that is there. A slot takes layers x top_k x 8 bytes
     and a little; there are fewer than asked for where they would take more than 64 MiB.
     """
 
-    name: ClassVar[str] = "token"
-    observe: ClassVar[Any] = staticmethod(observe)
-    probabilities: ClassVar[Any] = staticmethod(probabilities)
-    needs: ClassVar[str] = "token_ids"
-    uses_tokens: ClassVar[bool] = True
     slots: int = 8192
 
     def check(self) -> None:
         """There must be a place for an id."""
-        if self.slots < 1:
-            raise PolicyError(f"token: slots must be at least 1, not {self.slots}")
+        self.require(self.slots >= 1, f"slots must be at least 1, not {self.slots}")
 
     def start(self, shape: ModelShape) -> TokenState:
         """No id was ever seen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,16 +117,12 @@ def _remember(trail: Any, seen: Seen) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transition(Forecast):
+class Transition(Forecast, name="transition", observe=observe, probabilities=probabilities):
     """The probability of each expert given those just used, 1 to 3 layers before.
 
     A table takes layers x experts x experts x 4 bytes per distance; where that is above 64 MiB, the rate of use stands
     in for it.
     """
-
-    name: ClassVar[str] = "transition"
-    observe: ClassVar[Any] = staticmethod(observe)
-    probabilities: ClassVar[Any] = staticmethod(probabilities)
 
     def start(self, shape: ModelShape) -> TransitionState:
         """Nothing has followed anything."""

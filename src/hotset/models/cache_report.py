@@ -98,7 +98,7 @@ class CacheReport:
         with engine.paused():
             self._poll()
             history = History.empty() if engine.monitor is None else engine.monitor.history()
-            return statistics_of(engine.controller, engine.cache.reservations.preloaded, self._load_bytes, history)
+            return statistics_of(engine.controller, engine.controller.residency.preloaded, self._load_bytes, history)
 
     def top(self, layer: int, count: int = 10) -> list[dict[str, Any]]:
         """The hottest experts of a layer now, each with its uses, hits, misses, loads, bytes, rate and last use."""

@@ -91,8 +91,8 @@ class _History(NamedTuple):
 
 def _history(engine: Engine) -> _History:
     controller = engine.controller
-    warmed = int(engine.cache.reservations.preloaded.sum())
-    return _History(int(controller.table.clock[0]), controller.version + warmed + len(controller.pins()))
+    warmed = int(controller.residency.preloaded.sum())
+    return _History(int(controller.table.clock[0]), controller.residency.version + warmed + len(controller.pins()))
 
 
 def _run_meta(engine: Engine, before: _History) -> dict[str, str]:

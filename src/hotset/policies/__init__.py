@@ -6,13 +6,19 @@ A module of this package that defines `POLICY` is a policy; nothing else has to 
 from __future__ import annotations
 
 import warnings
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
-from hotset.checks import text
-from hotset.errors import PolicyError
-from hotset.policies.base import Admit, EventView, Grid, Policy, compiled, parse_options, restore_state, save_state
+from hotset.policies.base import (
+    Admit,
+    EventView,
+    Grid,
+    Policy,
+    compiled,
+    modules_in,
+    parse_named,
+    restore_state,
+    save_state,
+)  # fmt: skip
 
 __all__ = ["Admit", "EventView", "Grid", "Policy", "compiled", "names", "parse", "restore_state", "save_state"]
 
@@ -27,13 +33,10 @@ def __getattr__(name: str) -> Any:
 
 def names() -> list[str]:
     """All policies, by name, without importing them."""
-    return sorted(module.name for module in iter_modules(__path__) if module.name != "base")
+    return modules_in(__path__)
 
 
 def parse(spec: str) -> Policy:
     """Make a policy from text: a name, then options, as in "decay:half_life=8"."""
-    name, _, rest = text(spec, "a policy", PolicyError).strip().partition(":")
-    if name not in names():
-        raise PolicyError(f'no policy is called "{name:.60}"; there are {", ".join(names())}')
-    cls: type[Policy] = import_module(f"{__name__}.{name}").POLICY
-    return cls(**parse_options(cls, rest))
+    policy: Policy = parse_named(spec, "policy", __name__, names())
+    return policy

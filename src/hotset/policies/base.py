@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import types
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
@@ -53,6 +56,15 @@ def compiled(function: F) -> F:
     return inlined
 
 
+def compiled_unchecked(function: F) -> F:
+    """The same for a function that divides as numpy does.
+
+    A check for zero before every division would keep loops over experts from being vectorised.
+    """
+    inlined: F = njit(**_HOT, forceinline=True, error_model="numpy")(function)
+    return inlined
+
+
 def compiled_entry(function: F) -> F:
     """Compile a function of the hot path that Python calls, and keep the machine code on disk."""
     return keep_compiled(**_HOT)(function)
@@ -80,15 +92,64 @@ class EventView(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """The options of a policy; subclasses add theirs and say how to start."""
+class Named:
+    """What is found by its name and made from options: the fields of a policy or of a forecast.
+
+    Keywords of the class statement become its attributes; a compiled function among them stays a function.
+    """
 
     name: ClassVar[str]
     observe: ClassVar[Callable[..., Any]]
+    renamed: ClassVar[dict[str, str]] = {}  # hooks of earlier versions, and what they are called now
+
+    def __init_subclass__(cls, **attributes: Any) -> None:
+        super().__init_subclass__()
+        for key, value in attributes.items():
+            setattr(cls, key, staticmethod(value) if callable(value) else value)
+        found = {old: new for old, new in cls.renamed.items() if old in vars(cls)}
+        for old, new in found.items():
+            setattr(cls, new or old, vars(cls)[old])
+        if found:
+            words = ", ".join(f"{old} is {new or 'not called any more'}" for old, new in found.items())
+            warnings.warn(f"{cls.__name__} has hooks of an earlier version: {words}", DeprecationWarning, 2)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self.check()
+
+    def check(self) -> None:
+        """Raise PolicyError for options that make no sense."""
+
+    def start(self, shape: ModelShape) -> Any:  # noqa: ARG002 - every policy and forecast overrides this
+        """Fresh state for a model of this shape."""
+        raise PolicyError(f"{self.name} does not say how to start")
+
+    @property
+    def spec(self) -> str:
+        """The shortest text that parses to this again."""
+        changed = [
+            f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(changed) if changed else "")
+
+    def require(self, ok: bool, what: str) -> None:
+        """Raise PolicyError naming the policy or forecast and what it wants unless `ok`."""
+        if not ok:
+            raise PolicyError(f"{self.name}: {what}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy(Named):
+    """The options of a policy; subclasses add theirs and say how to start."""
+
     score: ClassVar[Callable[..., Any]]
     offline: ClassVar[bool] = False  # needs the future
+    needs_counts: ClassVar[bool] = False  # does nothing of its own without counts of earlier requests
     persisted: ClassVar[dict[str, str]] = {}  # what of the state goes into a profile: its name, and "sum" or "mean"
     collects_requests: ClassVar[bool] = False  # its state holds the activation matrices of requests, for a profile
+    renamed: ClassVar[dict[str, str]] = {
+        "foresee": "with_future", "foresees": "can_serve", "carries": "persisted", "shield": "", "teach": "",
+    }  # fmt: skip
     admit: str = "always"
 
     def __post_init__(self) -> None:
@@ -99,13 +160,6 @@ class Policy:
             )
         self.check()
 
-    def check(self) -> None:
-        """Raise PolicyError for options that make no sense."""
-
-    def start(self, shape: ModelShape) -> Any:  # noqa: ARG002 - every policy overrides this
-        """Fresh state for a model of this shape."""
-        raise PolicyError(f"{self.name} does not say how to start")
-
     def with_future(self, state: Any, events: EventTable) -> Any:  # noqa: ARG002 - for policies that need the future
         """State for a replay of exactly these events; only offline policies look at them."""
         return state
@@ -114,27 +168,10 @@ class Policy:
         """Whether the next event, of so many experts, can be served; policies of the present always can."""
         return True
 
-    def set_score_floor(self, state: Any, table: Any, chosen: npt.NDArray[np.bool_]) -> None:  # noqa: ARG002 - some keep it
-        """Let these experts leave only when no others may, and all others as before."""
-        table.score_floor[...] = np.where(chosen, np.inf, -np.inf)
-
     @cached_property
     def admission(self) -> Admit:
         """The admission rule by its enum."""
         return Admit[self.admit.upper()]
-
-    @property
-    def spec(self) -> str:
-        """The shortest text that parses to this policy again."""
-        changed = [
-            f"{f.name}={_show(getattr(self, f.name))}" for f in fields(self) if getattr(self, f.name) != f.default
-        ]
-        return self.name + (":" + ",".join(changed) if changed else "")
-
-    def require(self, ok: bool, what: str) -> None:
-        """Raise PolicyError naming the policy and what it wants unless `ok`."""
-        if not ok:
-            raise PolicyError(f"{self.name}: {what}")
 
 
 def check_options(holder: Any) -> None:
@@ -155,6 +192,21 @@ def check_options(holder: Any) -> None:
             put(holder, **{option.name: f"{value:g}" if isinstance(value, float) else str(value)})
         elif kind is str:
             text(value, what, PolicyError)
+
+
+def modules_in(path: Iterable[str]) -> list[str]:
+    """The files of a package that hold one policy or forecast each, by name, without importing them."""
+    found = (module.name for module in iter_modules(path))
+    return sorted(name for name in found if name != "base" and not name.startswith("_"))
+
+
+def parse_named(spec: str, kind: str, package: str, names: Sequence[str]) -> Any:
+    """Make a policy or a forecast from text: a name, then options, as in "decay:half_life=8"."""
+    name, _, rest = text(spec, f"a {kind}", PolicyError).strip().partition(":")
+    if name not in names:
+        raise PolicyError(f'no {kind} is called "{name:.60}"; there are {", ".join(names)}')
+    cls = getattr(import_module(f"{package}.{name}"), kind.upper())
+    return cls(**parse_options(cls, rest))
 
 
 def parse_options(cls: type[Any], text_of_options: str) -> dict[str, Any]:

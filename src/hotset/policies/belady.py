@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ def next_uses(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Belady(Policy):
+class Belady(Policy, name="belady", observe=observe, score=score, offline=True):
     """The expert whose next use is furthest away leaves (Belady 1966).
 
     With `bypass` (the default) the best of residents and event stay once the event is served, which is the true
@@ -64,10 +64,6 @@ class Belady(Policy):
     hits are to be the most possible: of all events, or of one phase only.
     """
 
-    name: ClassVar[str] = "belady"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
-    offline: ClassVar[bool] = True
     bypass: bool = True
     phase: str = "all"
 

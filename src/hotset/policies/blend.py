@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hotset.errors import PolicyError
+from hotset.policies._regression import FORGET, LEARN_RATE, MIN_ENERGY, dot, logistic, padded
 from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
@@ -22,14 +22,10 @@ RATES = len(HALF_LIVES) + 1  # and the rate of all time
 MEAN, LIFT, BIAS = RATES, RATES + 1, RATES + 2
 FEATURES = RATES + 3
 
-_LANES = 8  # rows are padded to whole vectors, and sums run in fixed lanes: the same bits on every machine
-_LEARN_RATE = 0.05
-_FORGET = 0.98  # of squared gradients at each event: sums that only grow make every step smaller, and a change a trap
-_MIN_ENERGY = 1e-12  # a feature that is always zero must not divide by zero
-_SPELL = 10.0  # passes; a resident that stays so long takes half of what holds for the next pass only
-_CHURN_RATE = 0.02
-_SMOOTH = 4.0  # a transition row starts as this many tokens of the all-time rate
-_RARE = 1e-3
+SPELL = 10.0  # passes; a resident that stays so long takes half of what holds for the next pass only
+CHURN_RATE = 0.02
+SMOOTH = 4.0  # a transition row starts as this many tokens of the all-time rate
+RARE = 1e-3
 _TABLE_BYTES = 64 << 20  # above this the transition table stays off unless asked for
 
 
@@ -85,35 +81,9 @@ def _discount(state: BlendState, table: Any, event: EventView) -> Any:
     for expert in event.experts:
         missing += table.slot_of[event.layer, expert] < 0
     if event.phase == 1:
-        state.churn[event.layer] += _CHURN_RATE * (missing - state.churn[event.layer])
-    stay = table.resident[event.layer] / max(state.churn[event.layer], _RARE)
-    return _SPELL / (_SPELL + stay)
-
-
-@compiled
-def _logistic(x: float) -> Any:
-    """1 / (1 + exp(-x)) by repeated squaring: multiplications that vectorise, within 0.002 everywhere."""
-    power = 1.0 - min(abs(x), 24.0) / 256.0
-    for _ in range(8):
-        power *= power
-    small = power / (1.0 + power)
-    return 1.0 - small if x > 0 else small
-
-
-@compiled
-def _dot(a: Any, b: Any) -> Any:
-    """A dot product summed in eight fixed lanes."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-    for i in range(0, len(a), 8):
-        s0 += a[i] * b[i]
-        s1 += a[i + 1] * b[i + 1]
-        s2 += a[i + 2] * b[i + 2]
-        s3 += a[i + 3] * b[i + 3]
-        s4 += a[i + 4] * b[i + 4]
-        s5 += a[i + 5] * b[i + 5]
-        s6 += a[i + 6] * b[i + 6]
-        s7 += a[i + 7] * b[i + 7]
-    return ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7))
+        state.churn[event.layer] += CHURN_RATE * (missing - state.churn[event.layer])
+    stay = table.resident[event.layer] / max(state.churn[event.layer], RARE)
+    return SPELL / (SPELL + stay)
 
 
 @compiled
@@ -125,16 +95,16 @@ def _learn(state: BlendState, layer: int, used: Any) -> None:
     num_experts = state.followed.shape[1]
     surprise, value = state.scratch[1], state.value[layer]
     for e in range(len(surprise)):
-        surprise[e] = used[e] - _logistic(value[e])
+        surprise[e] = used[e] - logistic(value[e])
     for e in range(num_experts, len(surprise)):
         surprise[e] = 0.0
     for f in range(FEATURES):
-        gradient = _dot(surprise, state.features[layer, f]) / num_experts
-        square = gradient * gradient + _MIN_ENERGY
-        state.shared_energy[f] = _FORGET * state.shared_energy[f] + square
-        state.own_energy[layer, f] = _FORGET * state.own_energy[layer, f] + square
-        state.shared[f] += _LEARN_RATE * gradient / math.sqrt(state.shared_energy[f])
-        state.own[layer, f] += _LEARN_RATE * gradient / math.sqrt(state.own_energy[layer, f])
+        gradient = dot(surprise, state.features[layer, f]) / num_experts
+        square = gradient * gradient + MIN_ENERGY
+        state.shared_energy[f] = FORGET * state.shared_energy[f] + square
+        state.own_energy[layer, f] = FORGET * state.own_energy[layer, f] + square
+        state.shared[f] += LEARN_RATE * gradient / math.sqrt(state.shared_energy[f])
+        state.own[layer, f] += LEARN_RATE * gradient / math.sqrt(state.own_energy[layer, f])
 
 
 @compiled
@@ -204,10 +174,10 @@ def _transitions(state: BlendState, layer: int) -> None:
     for i in range(held):
         before = state.previous[layer, 1 + i]
         row = state.follows[layer, before]
-        scale = 1.0 / (state.followed[layer, before] + _SMOOTH)
+        scale = 1.0 / (state.followed[layer, before] + SMOOTH)
         for e in range(len(mean)):
-            usual = base[e] + _RARE
-            probability = (row[e] + _SMOOTH * usual) * scale
+            usual = base[e] + RARE
+            probability = (row[e] + SMOOTH * usual) * scale
             mean[e] += probability
             lift[e] += (probability - usual) / (probability + usual)
     for e in range(len(mean)):
@@ -215,15 +185,12 @@ def _transitions(state: BlendState, layer: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blend(Policy):
+class Blend(Policy, name="blend", observe=observe, score=score):
     """The least likely to be used at its layer's next pass leaves, or is not given a slot at all.
 
     `transitions` is on, off, or auto: on while its table (layers x experts x experts) stays below 64 MiB.
     """
 
-    name: ClassVar[str] = "blend"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
     persisted: ClassVar[dict[str, str]] = {
         "shared": "mean",
         "own": "mean",
@@ -235,23 +202,24 @@ class Blend(Policy):
 
     def check(self) -> None:
         """Transitions are a switch with three positions."""
-        if self.transitions not in ("on", "off", "auto"):
-            raise PolicyError(f'blend: transitions is on, off or auto, not "{self.transitions}"')
+        self.require(
+            self.transitions in ("on", "off", "auto"), f'transitions is on, off or auto, not "{self.transitions}"'
+        )
 
     def start(self, shape: ModelShape) -> BlendState:
         """Even weights: an average of all rates, until evidence says otherwise."""
         layers, experts = shape.layers, shape.experts
-        padded = -(-experts // _LANES) * _LANES
+        width = padded(experts)
         shared = np.ones(FEATURES)
         shared[MEAN], shared[LIFT], shared[BIAS] = 0.0, 0.0, -4.0
-        table = (layers, experts, padded) if self._wants_table(layers * experts * padded * 4) else (0, experts, padded)
-        features = np.zeros((layers, FEATURES, padded))
+        table = (layers, experts, width) if self._wants_table(layers * experts * width * 4) else (0, experts, width)
+        features = np.zeros((layers, FEATURES, width))
         features[:, BIAS, :experts] = 1.0
         return BlendState(
-            value=np.full((layers, padded), shared[BIAS]),
-            worth=np.full((layers, padded), shared[BIAS]),
+            value=np.full((layers, width), shared[BIAS]),
+            worth=np.full((layers, width), shared[BIAS]),
             churn=np.full(layers, float(shape.top_k)),
-            rates=np.zeros((layers, RATES, padded)),
+            rates=np.zeros((layers, RATES, width)),
             features=features,
             seen=np.zeros(layers),
             shared=shared,
@@ -261,7 +229,7 @@ class Blend(Policy):
             follows=np.zeros(table, np.float32),
             followed=np.zeros((layers, experts)),
             previous=np.zeros((layers, experts + 1), np.int32),
-            scratch=np.zeros((3, padded)),
+            scratch=np.zeros((3, width)),
         )
 
     def _wants_table(self, size_bytes: int) -> bool:

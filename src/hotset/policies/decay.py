@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hotset.errors import PolicyError
+from hotset.policies._choice import SMOOTH, choose, note_surprise
 from hotset.policies.base import EventView, Policy, compiled
 from hotset.shape import ModelShape
 
 HALF_LIVES = (16.0, 2.0, 4.0, 8.0, 32.0, 64.0, 128.0, 256.0)
 """The half-lives that auto tries; the first is used while none has done better."""
-
-_SMOOTH = 0.03  # uses that every expert is granted, so that a first use is no endless surprise
-_MEMORY = 150.0  # tokens over which surprise is averaged, about
 
 
 class DecayState(NamedTuple):
@@ -36,7 +34,7 @@ def observe(state: DecayState, table: Any, event: EventView) -> None:
     if choices > 1:
         for choice in range(choices):
             _judge(state, table, event, choice)
-        _choose(state)
+        choose(state.surprise, state.chosen)
     for choice in range(choices):
         now = table.passes[event.layer] / state.half_life[choice]
         level = state.level[choice, event.layer]
@@ -52,24 +50,13 @@ def _judge(state: DecayState, table: Any, event: EventView, choice: int) -> None
     layer, level = event.layer, state.level[choice, event.layer]
     now = table.passes[layer] / state.half_life[choice]
     whole = 2.0 ** (state.total[choice, layer] - now)
-    uses, bits = 0, len(event.experts) * math.log2(whole + _SMOOTH * len(level))
+    uses, bits = 0, len(event.experts) * math.log2(whole + SMOOTH * len(level))
     for i in range(len(event.experts)):
         uses += event.counts[i]
-        bits -= math.log2(2.0 ** (level[event.experts[i]] - now) + _SMOOTH)
+        bits -= math.log2(2.0 ** (level[event.experts[i]] - now) + SMOOTH)
     state.total[choice, layer] = now + math.log2(whole + uses)
     if event.phase == 1:
-        fresh = 1.0 / (_MEMORY * state.level.shape[1])
-        state.surprise[choice] += fresh * (bits / len(event.experts) - state.surprise[choice])
-
-
-@compiled
-def _choose(state: DecayState) -> None:
-    """The half-life with the least surprise; the first of equals."""
-    best = 0
-    for choice in range(1, len(state.half_life)):
-        if state.surprise[choice] < state.surprise[best]:
-            best = choice
-    state.chosen[0] = best
+        note_surprise(state.surprise, choice, bits / len(event.experts), state.level.shape[1])
 
 
 @compiled
@@ -80,15 +67,12 @@ def score(state: DecayState, table: Any, event: EventView, layer: int, expert: i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decay(Policy):
+class Decay(Policy, name="decay", observe=observe, score=score):
     """The smallest exponentially decayed count leaves; half_life is in forward passes, so in tokens of one stream.
 
     With half_life=auto, counts are kept at eight half-lives, and the one that lately foresaw the uses best decides.
     """
 
-    name: ClassVar[str] = "decay"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
     half_life: str = "16"
 
     def check(self) -> None:

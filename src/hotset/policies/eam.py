@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -340,20 +340,6 @@ def end_requests(state: EamState, keep: bool) -> None:
         _clear(state, run)
 
 
-@compiled_entry
-def find_nearest(state: EamState, phase: int) -> None:
-    """Fill state.matched, from Python."""
-    match(state, phase)
-
-
-@compiled_entry
-def fill_shares(state: EamState, phase: int, out: Grid) -> None:
-    """Fill a grid with the predicted shares, from Python."""
-    for layer in range(out.shape[0]):
-        for expert in range(out.shape[1]):
-            out[layer, expert] = share(state, phase, layer, expert)
-
-
 def empty_state(shape: ModelShape, capacity: int, nearest: int, eps: float) -> EamState:
     """No request is stored, and none runs."""
     layers, experts = shape.layers, shape.experts
@@ -385,17 +371,13 @@ def empty_state(shape: ModelShape, capacity: int, nearest: int, eps: float) -> E
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eam(Policy):
+class Eam(Policy, name="eam", observe=observe, score=score, collects_requests=True):
     """What the past requests most like this one used least leaves, deep layers first (arXiv 2401.14361).
 
     Of `capacity` past requests the `nearest` are added up. As long as there are none, the running one has to do. What
     a profile keeps is the collection, see hotset.profile.matrices; a sum or a mean of it would say nothing.
     """
 
-    name: ClassVar[str] = "eam"
-    collects_requests: ClassVar[bool] = True
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
     capacity: int = CAPACITY
     nearest: int = 1
     eps: float = 1e-8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,17 +33,13 @@ def score(state: LayeredState, table: Any, event: EventView, layer: int, expert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layered(Policy):
+class Layered(Policy, name="layered", observe=observe, score=score):
     """The stalest expert leaves, counted in passes of its own layer; ties by the layer whose turn is furthest.
 
     A pool under plain LRU drops exactly what the next layers are about to ask for. Counting staleness per layer, as
     least-stale eviction (arXiv 2602.03921) and layered paging (arXiv 2509.02408) do, takes that cyclic scan out.
     With slots per layer it is LRU.
     """
-
-    name: ClassVar[str] = "layered"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
 
     def start(self, shape: ModelShape) -> LayeredState:
         """Nothing was ever used."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,12 +34,8 @@ def score(state: LfruState, table: Any, event: EventView, layer: int, expert: in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lfru(Policy):
+class Lfru(Policy, name="lfru", observe=observe, score=score):
     """The smallest uses / (age + 1) leaves; best causal baseline in arXiv 2608.07911."""
-
-    name: ClassVar[str] = "lfru"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
 
     def start(self, shape: ModelShape) -> LfruState:
         """Nothing was ever used."""

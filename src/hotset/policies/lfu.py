@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,12 +35,9 @@ def score(state: LfuState, table: Any, event: EventView, layer: int, expert: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lfu(Policy):
+class Lfu(Policy, name="lfu", observe=observe, score=score):
     """The expert with the fewest uses leaves; arXiv 2511.05814 studies it against LRU."""
 
-    name: ClassVar[str] = "lfu"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
     history: bool = True
 
     def start(self, shape: ModelShape) -> LfuState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,12 +31,8 @@ def score(state: LruState, table: Any, event: EventView, layer: int, expert: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lru(Policy):
+class Lru(Policy, name="lru", observe=observe, score=score):
     """The expert whose last use is oldest leaves."""
-
-    name: ClassVar[str] = "lru"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
 
     def start(self, shape: ModelShape) -> LruState:
         """Nothing was ever used."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hotset.policies.base import EventView, Grid, Policy, compiled
 from hotset.shape import ModelShape
 
-_ABOVE = 2.0**52  # lifts the protected segment above every probationary score
+ABOVE = 2.0**52  # lifts the protected segment above every probationary score
 
 
 class SlruState(NamedTuple):
@@ -79,22 +78,19 @@ def _demote(state: SlruState, table: Any, event: EventView) -> None:
 def score(state: SlruState, table: Any, event: EventView, layer: int, expert: int) -> Any:
     """Recency within the segment, protected above all; with the hint, uses decide among the probationary."""
     if state.protected[layer, expert]:
-        return _ABOVE + state.since[layer, expert]
+        return ABOVE + state.since[layer, expert]
     if state.options[1]:
         return state.level[layer, expert] - table.passes[layer] / state.options[2]
     return state.since[layer, expert]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slru(Policy):
+class Slru(Policy, name="slru", observe=observe, score=score):
     """Segmented LRU (Karedla 1994); `hint` lets frequency decide among probationary victims.
 
     The hint forgets: uses lose half their weight in `hint_half_life` forward passes, or never when that is inf.
     """
 
-    name: ClassVar[str] = "slru"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
     protected: float = 0.75
     hint: bool = False
     hint_half_life: float = 16.0
@@ -109,12 +105,6 @@ class Slru(Policy):
         grid = (shape.layers, shape.experts)
         options = np.array([self.protected, float(self.hint), self.hint_half_life])
         return SlruState(np.zeros(grid), np.zeros(grid, np.bool_), np.full(grid, -np.inf), options)
-
-    def set_score_floor(self, state: SlruState, table: Any, chosen: npt.NDArray[np.bool_]) -> None:
-        """Put these experts into the protected segment, and keep them there."""
-        super().set_score_floor(state, table, chosen)
-        state.protected[chosen] = True
-        state.since[chosen] = table.clock[0]
 
 
 POLICY = Slru

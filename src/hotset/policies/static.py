@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,12 +31,9 @@ def score(state: StaticState, table: Any, event: EventView, layer: int, expert: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Static(Policy):
+class Static(Policy, name="static", observe=observe, score=score, needs_counts=True):
     """The top experts by given counts stay for good; without counts, the first that come fill the slots and stay."""
 
-    name: ClassVar[str] = "static"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
     admit: str = "free"
 
     def start(self, shape: ModelShape) -> StaticState:

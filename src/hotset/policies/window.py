@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hotset.errors import PolicyError
+from hotset.policies._choice import SMOOTH, choose, note_surprise
 from hotset.policies.base import EventView, Policy, compiled
 from hotset.shape import ModelShape
 
 WINDOWS = (64, 16, 32, 128, 256, 512)
 """The windows that auto tries; the first is used while none has done better."""
-
-_SMOOTH = 0.03  # uses that every expert is granted, so that a first use is no endless surprise
-_MEMORY = 150.0  # tokens over which surprise is averaged, about
 
 
 class WindowState(NamedTuple):
@@ -39,7 +37,7 @@ def observe(state: WindowState, table: Any, event: EventView) -> None:
     if windows > 1 and event.phase == 1:
         for choice in range(windows):
             _judge(state, event, choice)
-        _choose(state)
+        choose(state.surprise, state.chosen)
     for choice in range(windows):
         _make_room(state, event, choice)
     _record(state, event)
@@ -53,21 +51,10 @@ def _judge(state: WindowState, event: EventView, choice: int) -> None:
     """How surprising this event was by the shares of the uses in one window."""
     uses, whole, bits = state.uses[choice, event.layer], 0.0, 0.0
     for expert in range(len(uses)):
-        whole += uses[expert] + _SMOOTH
+        whole += uses[expert] + SMOOTH
     for i in range(len(event.experts)):
-        bits -= math.log2((uses[event.experts[i]] + _SMOOTH) / whole)
-    fresh = 1.0 / (_MEMORY * state.uses.shape[1])
-    state.surprise[choice] += fresh * (bits / len(event.experts) - state.surprise[choice])
-
-
-@compiled
-def _choose(state: WindowState) -> None:
-    """The window with the least surprise; the first of equals."""
-    best = 0
-    for choice in range(1, len(state.window)):
-        if state.surprise[choice] < state.surprise[best]:
-            best = choice
-    state.chosen[0] = best
+        bits -= math.log2((uses[event.experts[i]] + SMOOTH) / whole)
+    note_surprise(state.surprise, choice, bits / len(event.experts), state.uses.shape[1])
 
 
 @compiled
@@ -108,15 +95,12 @@ def score(state: WindowState, table: Any, event: EventView, layer: int, expert: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(Policy):
+class Window(Policy, name="window", observe=observe, score=score):
     """The expert with the fewest uses among the layer's last `tokens` tokens leaves.
 
     With tokens=auto, six windows are kept, and the one that lately foresaw the uses best decides.
     """
 
-    name: ClassVar[str] = "window"
-    observe: ClassVar[Any] = staticmethod(observe)
-    score: ClassVar[Any] = staticmethod(score)
     tokens: str = "64"
 
     def check(self) -> None:

@@ -7,6 +7,7 @@ import math
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from hotset.errors import HotsetError, ProfileError
-from hotset.files import write_beside
 from hotset.profile.matrices import Matrices
 from hotset.profile.profile import Fingerprint, Profile
 from hotset.profile.statistics import MAX_SPANS, Counts, Grid, History, Mark
 from hotset.reading import header_bytes, parse_bounded
 from hotset.shape import ModelShape
 from hotset.trace import Phase
+from hotset.trace.format import parse_shape, save_tensors
 
 KIND, VERSION = "profile", 1
 LEARNT, MATRICES = "learnt.", "matrices."
@@ -55,12 +55,7 @@ def save_profile(profile: Profile, path: Path) -> None:
     if profile.matrices is not None:
         tensors |= {MATRICES + name: getattr(profile.matrices, name) for name in _SPARSE}
     tensors |= {LEARNT + name: array for name, array in profile.learnt.items()}
-    plain = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
-    with write_beside(path) as scratch:
-        try:
-            save_file(plain, scratch, metadata={"hotset": json.dumps(_header(profile), sort_keys=True)})
-        except SafetensorError as error:
-            raise HotsetError(f"cannot write {path}: {error}; free some space or choose another place") from error
+    save_tensors(path, tensors, json.dumps(_header(profile), sort_keys=True))
 
 
 def load_profile(path: Path) -> Profile:
@@ -114,27 +109,15 @@ def _check_file(path: Path) -> None:
 
 
 def _header(profile: Profile) -> dict[str, Any]:
-    shape, mark = profile.shape, profile.fingerprint
-    return {
+    marks = sorted(profile.history.marks, key=lambda mark: mark.tokens)
+    words = {name: getattr(profile, name) for name in ("created", "updated", "policy", "meta")}
+    return words | {
         "kind": KIND,
         "version": VERSION,
-        "shape": {
-            "layers": shape.layers,
-            "experts": shape.experts,
-            "top_k": shape.top_k,
-            "expert_bytes": shape.expert_bytes,
-        },
-        "fingerprint": {"architecture": mark.architecture, "digest": mark.digest},
-        "created": profile.created,
-        "updated": profile.updated,
-        "policy": profile.policy,
-        "marks": [[mark.tokens, mark.label[:MAX_TEXT]] for mark in sorted(profile.history.marks, key=_moment)],
-        "meta": profile.meta,
+        "shape": asdict(profile.shape),
+        "fingerprint": asdict(profile.fingerprint),
+        "marks": [[mark.tokens, mark.label[:MAX_TEXT]] for mark in marks],
     }
-
-
-def _moment(mark: Mark) -> int:
-    return mark.tokens
 
 
 def _parse_header(metadata: dict[str, str] | None) -> dict[str, Any]:
@@ -161,19 +144,17 @@ def _build(file: Any, header: dict[str, Any]) -> Profile:
     learnt = sorted(name for name in names if name.startswith(LEARNT))
     if unknown := names - {"tokens", "uses", "history", *_OPTIONAL, *(MATRICES + name for name in _SPARSE), *learnt}:
         raise ProfileError(f"it has a tensor {min(unknown)!r:.60} that format {VERSION} does not know")
-    shape = _shape(header)
+    shape = parse_shape(header)
     _check_stored(file, names, shape)
     _check_learnt(file, learnt)
     mark = _texts(header.get("fingerprint"), "the fingerprint", ("architecture", "digest"))
     words = _texts({key: header.get(key) for key in ("created", "updated", "policy")}, "the header")
     return Profile(
         shape=shape,
-        fingerprint=Fingerprint(mark["architecture"], mark["digest"]),
+        fingerprint=Fingerprint(**mark),
         uses=_uses(file),
         tokens=_counts(file, "tokens"),
-        created=words["created"],
-        updated=words["updated"],
-        policy=words["policy"],
+        **words,
         learnt={name.removeprefix(LEARNT): _learnt(file, name) for name in learnt},
         hits=_counts(file, "hits") if "hits" in names else None,
         misses=_misses(file, shape) if "misses" in names else None,
@@ -182,17 +163,6 @@ def _build(file: Any, header: dict[str, Any]) -> Profile:
         matrices=_matrices(file, names),
         meta=_meta(header),
     )
-
-
-def _shape(header: dict[str, Any]) -> ModelShape:
-    fields = header.get("shape")
-    wanted = {"layers", "experts", "top_k", "expert_bytes"}
-    if not isinstance(fields, dict) or fields.keys() != wanted:
-        raise ProfileError("the header does not state the shape of the model")
-    for key, value in fields.items():
-        if not (type(value) is int and 0 < value < 1 << 60) and not (key == "expert_bytes" and value is None):
-            raise ProfileError("the shape of the model in the header must be positive whole numbers")
-    return ModelShape(**fields)
 
 
 def _check_stored(file: Any, names: set[str], shape: ModelShape) -> None:

@@ -1,4 +1,4 @@
-"""Which experts single requests used: a bounded collection of token counts that finds past requests like a new one.
+"""Which experts single requests used: token counts, as a profile keeps them, and in and out of a policy's collection.
 
 A matrix holds the tokens of one request that used each expert, prefill and decode apart: [phases, layers, experts].
 The idea, and the rule of what makes way, are those of MoE-Infinity (arXiv 2401.14361).
@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.errors import ProfileError
-from hotset.profile.statistics import Grid
 from hotset.shape import ModelShape
 from hotset.trace import Phase
 
@@ -84,68 +83,6 @@ class Matrices:
         return bool(rises.all())
 
 
-class Collection:
-    """Past requests of one model, at most so many, and the compiled search for those like a new one."""
-
-    def __init__(self, shape: ModelShape, capacity: int = CAPACITY, matrices: Matrices | None = None) -> None:
-        from hotset.policies.eam import MAX_NEAREST, empty_state
-
-        self.shape = shape
-        self.state = empty_state(shape, capacity, MAX_NEAREST, 0.0)
-        if matrices is not None:
-            recall(self.state, matrices)
-
-    def __len__(self) -> int:
-        return int(self.state.held[0])
-
-    def add(self, matrix: npt.NDArray[Any]) -> None:
-        """Store a request; when all places are taken, that of the request most like it."""
-        from hotset.policies.eam import end_requests
-
-        self._run(matrix)
-        end_requests(self.state, True)
-
-    def match(self, matrix: npt.NDArray[Any], phase: Phase = Phase.DECODE, nearest: int = 1) -> list[tuple[int, float]]:
-        """The stored requests most like the beginning of one, with their cosines over the rows that it has."""
-        self._look(matrix, phase)
-        found = [int(place) for place in self.state.matched[1 : 1 + self.state.matched[0]]]
-        return [(place, self._cosine(place, phase)) for place in found[:nearest]]
-
-    def predict(self, matrix: npt.NDArray[Any], phase: Phase = Phase.DECODE, nearest: int = 1) -> Grid:
-        """The share of each layer's uses that each expert takes in the nearest requests; without any, in this one."""
-        from hotset.policies.eam import fill_shares
-
-        self._look(matrix, phase)
-        self.state.matched[0] = min(nearest, self.state.matched[0])
-        out: Grid = np.zeros((self.shape.layers, self.shape.experts))
-        fill_shares(self.state, int(phase), out)
-        return out
-
-    def matrices(self) -> Matrices:
-        """All that is stored, as a profile keeps it."""
-        return Matrices.of(self.state.rows[: len(self)])
-
-    def _look(self, matrix: npt.NDArray[Any], phase: Phase) -> None:
-        from hotset.policies.eam import find_nearest
-
-        self._run(matrix)
-        find_nearest(self.state, int(phase))
-
-    def _run(self, matrix: npt.NDArray[Any]) -> None:
-        from hotset.policies.eam import end_requests
-
-        wanted = (len(Phase), self.shape.layers, self.shape.experts)
-        if matrix.shape != wanted or not (np.isfinite(matrix) & (matrix >= 0)).all():
-            raise ProfileError(f"a matrix must be counts of shape {wanted}")
-        end_requests(self.state, False)
-        _run(self.state, matrix)
-
-    def _cosine(self, place: int, phase: Phase) -> float:
-        state, run = self.state, self.state.clock[1]
-        size = state.known[phase, run, place] * state.running_square[phase, run]
-        return float(state.dots[phase, run, place] / np.sqrt(size)) if size > 0 else 0.0
-
-
 def collected(state: EamState) -> Matrices:
     """What a policy or forecast has stored, the running requests included; its state is left alone."""
     from hotset.policies.eam import end_requests
@@ -157,29 +94,28 @@ def collected(state: EamState) -> Matrices:
 
 def recall(state: EamState, matrices: Matrices) -> None:
     """Let a policy or forecast begin with stored requests; the first make way if they are too many."""
-    from hotset.policies.eam import end_requests
-
     for matrix in matrices.each(state.rows.shape[-1]):
-        _run(state, matrix)
-        end_requests(state, True)
+        store(state, matrix)
 
 
-def union(shape: ModelShape, parts: Sequence[Matrices | None], capacity: int = CAPACITY) -> Matrices | None:
-    """All different matrices, in the order given; where they are too many, the later ones replace those most alike."""
-    known = [part for part in parts if part is not None]
-    if not known:
-        return None
-    different = {matrix.tobytes(): matrix for part in known for matrix in part.each(shape.experts)}
-    collection = Collection(shape, capacity)
-    for matrix in different.values():
-        collection.add(matrix)
-    return collection.matrices()
-
-
-def _run(state: EamState, matrix: npt.NDArray[Any]) -> None:
-    """Let a request of these counts run."""
-    from hotset.policies.eam import add_row
+def store(state: EamState, matrix: npt.NDArray[Any]) -> None:
+    """Store a request of these counts; when all places are taken, in that of the request most like it."""
+    from hotset.policies.eam import add_row, end_requests
 
     for phase, layer in np.argwhere(matrix.any(axis=-1)).tolist():
         experts = np.flatnonzero(matrix[phase, layer])
         add_row(state, phase, layer, experts, matrix[phase, layer, experts].astype(np.float64))
+    end_requests(state, True)
+
+
+def union(shape: ModelShape, parts: Sequence[Matrices | None], capacity: int = CAPACITY) -> Matrices | None:
+    """All different matrices, in the order given; where they are too many, the later ones replace those most alike."""
+    from hotset.policies.eam import empty_state
+
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    state = empty_state(shape, capacity, 1, 0.0)
+    for matrix in {matrix.tobytes(): matrix for part in known for matrix in part.each(shape.experts)}.values():
+        store(state, matrix)
+    return Matrices.of(state.rows[: int(state.held[0])])

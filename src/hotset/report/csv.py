@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
-from dataclasses import fields
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,10 @@ if TYPE_CHECKING:
 
 def to_csv(rows: Iterable[Row]) -> str:
     """A header and one line per row; absent figures are empty, rates are fractions."""
-    from hotset.sim.rows import Row
+    from hotset.sim.rows import FIELDS
 
     text = StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(row.as_dict() for row in rows)
     return text.getvalue()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotset.errors import HotsetError
 from hotset.report.plot_file import drawing, save_figure
-from hotset.report.plot_style import GREY, INK, PALE
+from hotset.report.plot_style import GREY, INK, Look, looks
 from hotset.text import printable
 
 if TYPE_CHECKING:
@@ -16,17 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hotset.sim.forecasting import Evaluation, Score
-
-_LOOKS = {
-    "best": ("#D55E00", "o"),
-    "gate": ("#0072B2", "s"),
-    "token": ("#009E73", "^"),
-    "transition": ("#CC79A7", "D"),
-    "previous": ("#56B4E9", "v"),
-    "eam": ("#E69F00", "P"),
-}
-_SPARE = (("#A89A00", "X"), ("#8C8C8C", "<"), ("#7B4B2A", ">"))
-_DASHES = ("-", "--", ":")
 
 
 def plot_forecasts(results: dict[str, Evaluation], path: str | Path) -> None:
@@ -43,7 +32,7 @@ def _figure(results: dict[str, Evaluation]) -> Figure:
 
     figure = Figure(figsize=(8.2, 0.4 + 3.3 * len(results)), layout="constrained")
     grid = figure.subplots(len(results), 2, squeeze=False)
-    style = _style(results)
+    style = looks(score.forecast for result in results.values() for score in result.scores)
     for (left, right), (name, result) in zip(grid, results.items(), strict=True):
         _draw_recall(left, result, style)
         left.set_title(printable(name))
@@ -54,19 +43,7 @@ def _figure(results: dict[str, Evaluation]) -> Figure:
     return figure
 
 
-def _style(results: dict[str, Evaluation]) -> dict[str, tuple[str, str, str]]:
-    """A look per forecast, its own in every figure; options change the dash."""
-    found: dict[str, tuple[str, str, str]] = {}
-    spare = iter(_SPARE * 8)
-    for spec in dict.fromkeys(score.forecast for result in results.values() for score in result.scores):
-        base = spec.partition(":")[0]
-        color, marker = _LOOKS.get(base) or next(spare, _SPARE[0])
-        variants = sum(other.partition(":")[0] == base for other in found)
-        found[spec] = (color, marker, _DASHES[variants % len(_DASHES)])
-    return found
-
-
-def _draw_recall(axes: Axes, result: Evaluation, style: dict[str, tuple[str, str, str]]) -> None:
+def _draw_recall(axes: Axes, result: Evaluation, style: dict[str, Look]) -> None:
     """Recall among the k most likely, within a pass."""
     own = [score for score in result.scores if score.recall is not None]
     for spec in dict.fromkeys(score.forecast for score in own):
@@ -75,12 +52,10 @@ def _draw_recall(axes: Axes, result: Evaluation, style: dict[str, tuple[str, str
         axes.plot(*zip(*line, strict=True), color=color, marker=marker, linestyle=dash, label=printable(spec),
                   linewidth=1.9 if spec == "best" else 1.1, markersize=4.6, clip_on=False)  # fmt: skip
     axes.set_xticks(sorted({score.distance for score in result.scores}))
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("layers ahead")
-    axes.set_ylabel("recall among the k most likely (%)")
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
+    axes.set(ylim=(0, 100), xlabel="layers ahead", ylabel="recall among the k most likely (%)")
+    axes.grid(axis="y")
     if own:
-        axes.legend(frameon=False, fontsize=7.5, loc="lower left", ncols=2)
+        axes.legend(loc="lower left", ncols=2)
 
 
 def _draw_reliability(axes: Axes, result: Evaluation) -> None:
@@ -91,13 +66,10 @@ def _draw_reliability(axes: Axes, result: Evaluation) -> None:
     for score in result.scores:
         if score.forecast == shown:
             _draw_bins(axes, score)
-    axes.set_xlim(0, 100)
-    axes.set_ylim(0, 100)
+    axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="probability stated (%)", ylabel="came true (%)")
     axes.set_title(f"reliability of {printable(shown)}")
-    axes.set_xlabel("probability stated (%)")
-    axes.set_ylabel("came true (%)")
-    axes.grid(color=PALE, linewidth=0.6)
-    axes.legend(frameon=False, fontsize=7.5, loc="upper left")
+    axes.grid()
+    axes.legend(loc="upper left")
 
 
 def _draw_bins(axes: Axes, score: Score) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hotset.report.words import percent
+from hotset.report.tables import dash, frame
+from hotset.report.words import percent, plural
 from hotset.text import printable
 
 if TYPE_CHECKING:
@@ -30,57 +31,49 @@ def forecast_tables(results: dict[str, Evaluation], by_layer: bool = False) -> l
     return tables
 
 
-def _frame(title: str) -> Table:
-    return Table(
-        title=Text(title, style="bold"), title_justify="left", caption_justify="left",
-        box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False,
-    )  # fmt: skip
-
-
 def _table(name: str, result: Evaluation) -> Table:
-    table = _frame(f"{printable(name)}: forecasts of the layers ahead\n{result.judged}")
-    table.add_column("\nahead", style="dim", no_wrap=True)
-    table.add_column("\nforecast", overflow="fold")
-    for header in ("recall\n@k", "precision\n@k", "recall\n@2k", "next\npass", "off\nby", "log\nloss", "us\n/event"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for distance in _distances(result):
-        scores = [score for score in result.scores if score.distance == distance]
-        best = max(scores, key=lambda score: score.recall or 0.0)
-        for i, score in enumerate(scores):
-            ahead = _ahead(distance) if i == 0 else ""
-            table.add_row(ahead, *_cells(score), style="bold" if score is best and len(scores) > 1 else "")
-        table.add_section()
+    table = frame(f"{printable(name)}: forecasts of the layers ahead\n{result.judged}")
+    headers = ["recall\n@k", "precision\n@k", "recall\n@2k", "next\npass", "off\nby", "log\nloss", "us\n/event"]
+    _fill(table, ["\nahead", "\nforecast", *headers], result, _cells, mark_best=True)
     return table
+
+
+def _layer_table(name: str, result: Evaluation) -> Table:
+    table = frame(f"\n{printable(name)}: recall @k by layer; layers before the distance are of the next pass")
+    headers = ["ahead", "forecast", *map(str, range(len(result.scores[0].recall_by_layer)))]
+    _fill(table, headers, result, lambda score: [dash(share, _whole) for share in score.recall_by_layer])
+    return table
+
+
+def _fill(
+    table: Table,
+    headers: list[str],
+    result: Evaluation,
+    cells: Callable[[Score], list[str]],
+    mark_best: bool = False,
+) -> None:
+    """A section for each distance, which its first row names."""
+    table.add_column(headers[0], style="dim", no_wrap=True)
+    table.add_column(headers[1], overflow="fold")
+    for header in headers[2:]:
+        table.add_column(header, justify="right", no_wrap=True)
+    for distance in sorted({score.distance for score in result.scores}):
+        scores = [score for score in result.scores if score.distance == distance]
+        best = max(scores, key=lambda score: score.recall or 0.0) if mark_best and len(scores) > 1 else None
+        for i, score in enumerate(scores):
+            ahead = "" if i else plural(distance, "layer")
+            table.add_row(ahead, printable(score.forecast), *cells(score), style="bold" if score is best else "")
+        table.add_section()
 
 
 def _cells(score: Score) -> list[str]:
     shares = [score.recall, score.precision, score.recall_2k, score.next_pass_recall, score.calibration_error]
-    loss = "-" if score.log_loss is None else f"{score.log_loss:.4f}"
-    return [printable(score.forecast), *map(_share, shares), loss, f"{score.us_per_event:.1f}"]
+    return [
+        *(dash(share, percent) for share in shares),
+        dash(score.log_loss, "{:.4f}".format),
+        f"{score.us_per_event:.1f}",
+    ]
 
 
-def _layer_table(name: str, result: Evaluation) -> Table:
-    table = _frame(f"\n{printable(name)}: recall @k by layer; layers before the distance are of the next pass")
-    table.add_column("ahead", style="dim", no_wrap=True)
-    table.add_column("forecast", overflow="fold")
-    for layer in range(len(result.scores[0].recall_by_layer)):
-        table.add_column(str(layer), justify="right", no_wrap=True)
-    for distance in _distances(result):
-        scores = [score for score in result.scores if score.distance == distance]
-        for i, score in enumerate(scores):
-            shares = ["-" if share is None else f"{100 * share:.0f}" for share in score.recall_by_layer]
-            table.add_row(_ahead(distance) if i == 0 else "", printable(score.forecast), *shares)
-        table.add_section()
-    return table
-
-
-def _distances(result: Evaluation) -> list[int]:
-    return sorted({score.distance for score in result.scores})
-
-
-def _ahead(distance: int) -> str:
-    return "1 layer" if distance == 1 else f"{distance} layers"
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else percent(share)
+def _whole(share: float) -> str:
+    return f"{100 * share:.0f}"

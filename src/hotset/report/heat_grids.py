@@ -88,7 +88,6 @@ def _number_experts(axes: Axes, experts: int) -> None:
     axes.set_xlim(-0.5, experts - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
     axes.set_xlabel("expert")
-    axes.tick_params(length=3, width=0.7)
 
 
 def _colour(axes: Axes, uses: Grid, known: Grid, phase: str) -> None:
@@ -129,7 +128,7 @@ def _add_legend(axes: Axes, levels: npt.NDArray[np.int64]) -> None:
             names.append(f"{name} ({count:,})")
     axes.legend(
         handles, names, loc="upper center", bbox_to_anchor=(0.5, UNDER), ncols=2 if len(names) > 3 else len(names),
-        frameon=False, fontsize=8, handlelength=1.2, handleheight=1.2, columnspacing=1.4,
+        handlelength=1.2, handleheight=1.2, columnspacing=1.4,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hotset.profile.statistics import History, Mark
+from hotset.profile.statistics import History
 from hotset.report.heat_layers import DECODE
 from hotset.report.heat_words import say, short, size_of
 from hotset.report.plot_style import GREY, INK, PALE
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MAX_STEPS = 160
-_LONGEST_LABEL, _LONGEST_SLANTED = 28, 16
-_MIN_LETTERS = 12  # of a label that is cut to stay level
-_LETTER = 3.9  # points, of a label's width
-_LABEL_SIZE = 7.0
 _MIN_RANGE = 20  # points of percent from the foot of the axis to its top
-_SLANT = 40
-_SLANTED_PITCH = 12.0  # points between labels that stand aslant
+_LONGEST_LABEL = 16
+_LETTER = 3.9  # points, of a label's width
+_SLANT = 40  # degrees
+_PITCH = 12.0  # points between labels that stand aslant
 
 
 def draw_history(axes: Axes, history: History) -> None:
@@ -42,72 +40,31 @@ def draw_history(axes: Axes, history: History) -> None:
     axes.set(xlim=(0, _end(history)), ylim=_limits(coarse), xlabel="decode tokens", ylabel="hit rate (%)")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=3, width=0.7)
+    axes.grid(axis="y")
 
 
 def label_marks(axes: Axes, history: History) -> None:
-    """Draw the marks, named above the frame: level where names fit, else aslant, and those too close not at all."""
-    marks = _inside(history) if axes.axison else []
+    """Draw the marks, named aslant above the frame but for those too close to the one before."""
+    marks = sorted(mark for mark in history.marks if 0 <= mark.tokens <= _end(history)) if axes.axison else []
     if not marks:
         return
     width, _ = size_of(axes)
-    places = [mark.tokens / _end(history) * width for mark in marks]
-    names, slant = _level(marks, [*places, width]), 0
-    if names is None:
-        named = _apart(places)
-        names, slant = {index: short(marks[index].label, _LONGEST_SLANTED) for index in named}, _SLANT
-    for index, mark in enumerate(marks):
-        if index in names:
-            _name(axes, mark.tokens, names[index], slant)
-    _draw_marks(axes, marks, names)
-    axes.set_title(axes.get_title("left"), pad=16 + max(map(len, names.values())) * _LETTER * _rise(slant))
-    if hidden := len(marks) - len(names):
+    named, longest, last = 0, 0, -math.inf
+    for mark in marks:
+        place = mark.tokens / _end(history) * width
+        is_named = place - last >= _PITCH
+        axes.axvline(mark.tokens, color=GREY if is_named else PALE, linewidth=0.7, linestyle=(0, (4, 3)), zorder=0.5)
+        if is_named:
+            name = short(mark.label, _LONGEST_LABEL)
+            named, longest, last = named + 1, max(longest, len(name)), place
+            axes.annotate(
+                name, (mark.tokens, 1), (0, 3), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+                rotation=_SLANT, rotation_mode="anchor", ha="left", va="bottom", fontsize=7.0, color=INK,
+                annotation_clip=False,
+            )  # fmt: skip
+    axes.set_title(axes.get_title("left"), pad=16 + longest * _LETTER * math.sin(math.radians(_SLANT)))
+    if hidden := len(marks) - named:
         axes.set_xlabel(f"decode tokens ({plural(hidden, 'mark')} too close to the next to be named)")
-
-
-def _draw_marks(axes: Axes, marks: list[Mark], names: dict[int, str]) -> None:
-    colors = [GREY if index in names else PALE for index in range(len(marks))]
-    axes.vlines(
-        [mark.tokens for mark in marks], 0, 1, colors, transform=axes.get_xaxis_transform(),
-        linewidth=0.7, linestyle=(0, (4, 3)), zorder=0.5,
-    )  # fmt: skip
-
-
-def _name(axes: Axes, tokens: int, name: str, slant: int) -> None:
-    axes.annotate(
-        name, (tokens, 1), (0, 3), xycoords=axes.get_xaxis_transform(), textcoords="offset points", rotation=slant,
-        rotation_mode="anchor", ha="left", va="bottom", fontsize=_LABEL_SIZE, color=INK, annotation_clip=False,
-    )  # fmt: skip
-
-
-def _rise(slant: int) -> float:
-    return math.sin(math.radians(slant))
-
-
-def _level(marks: list[Mark], places: list[float]) -> dict[int, str] | None:
-    """The names, cut to the room before the next mark; None where too little of one would be left."""
-    names = {}
-    for index, (mark, gap) in enumerate(zip(marks, np.diff(places), strict=True)):
-        letters = min(int((gap - 4) / _LETTER), _LONGEST_LABEL)
-        if letters < min(len(mark.label), _MIN_LETTERS):
-            return None
-        names[index] = short(mark.label, max(letters, 1))
-    return names
-
-
-def _apart(places: list[float]) -> list[int]:
-    """Which of these, in rising order, are far enough from the one before to be named."""
-    kept = [0]
-    for index, place in enumerate(places):
-        if place - places[kept[-1]] >= _SLANTED_PITCH:
-            kept.append(index)
-    return kept
-
-
-def _inside(history: History) -> list[Mark]:
-    return sorted(mark for mark in history.marks if 0 <= mark.tokens <= _end(history))
 
 
 def _end(history: History) -> float:

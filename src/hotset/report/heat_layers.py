@@ -38,10 +38,8 @@ def draw_layers(axes: Axes, statistics: Statistics) -> bool:
     if np.isfinite(rates[Phase.DECODE]).any():
         axes.plot(rates[Phase.DECODE], rows, "o", markersize=size, color=DECODE, clip_on=False,
                   label=_overall(statistics, Phase.DECODE))  # fmt: skip
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("hit rate (%)")
-    axes.tick_params(length=3, width=0.7)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, UNDER), frameon=False, fontsize=8, reverse=True,
+    axes.set(xlim=(0, 100), xlabel="hit rate (%)")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, UNDER), reverse=True,
                 handletextpad=0.3)  # fmt: skip
     return True
 
@@ -64,10 +62,8 @@ def draw_concentration(axes: Axes, statistics: Statistics) -> None:
     axes.plot(x, mean, color=DECODE, linewidth=1.8, label="mean of the layers")
     axes.set_title(f"Hottest {percent(_TOLD, 0)} take {np.interp(100 * _TOLD, x, mean):.0f} % of uses")
     axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="hottest experts of a layer (%)", ylabel="uses covered (%)")
-    axes.grid(color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=3, width=0.7)
-    axes.legend(loc="lower right", frameon=False, fontsize=8, reverse=True)
+    axes.grid()
+    axes.legend(loc="lower right", reverse=True)
 
 
 def _overall(statistics: Statistics, phase: Phase) -> str:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hotset.errors import HotsetError
 from hotset.report.plot_file import check_format, drawing, save_figure
-from hotset.report.plot_labels import fits, label_ends
 from hotset.report.plot_lines import Panel, panel_of
 from hotset.report.plot_panel import draw_panel
 from hotset.report.plot_style import GREY, looks
@@ -18,7 +17,6 @@ from hotset.report.words import plural, setting
 from hotset.text import printable
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from hotset.shape import ModelShape
@@ -75,7 +73,8 @@ def _figure(panels: list[Panel]) -> Figure:
         axes.set_ylabel("decode hit rate (%)")
     caption = fill(_caption(panels), round(_LETTERS_PER_INCH * figure.get_figwidth()))
     figure.supxlabel(caption, x=0.01, ha="left", fontsize=7, color=GREY)
-    _name_lines(figure, list(zip(grid, panels, strict=False)), style)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside right center", handlelength=2.4)
     return figure
 
 
@@ -95,14 +94,3 @@ def _caption(panels: list[Panel]) -> str:
         return f"{conditions} {joined}."
     where = "" if len(exact) == len(panels) else f" ({', '.join(exact)})"
     return f"{conditions} {joined}; LRU's line is exact wherever every event fits{where}."
-
-
-def _name_lines(figure: Figure, drawn: list[tuple[Axes, Panel]], style: Any) -> None:
-    """Names at the line ends where they fit, else one legend in the order of the first panel."""
-    figure.draw_without_rendering()  # the room for names is known once the panels have their places
-    if all(fits(figure, axes, panel, len(drawn) == 1) for axes, panel in drawn):
-        for axes, panel in drawn:
-            label_ends(figure, axes, panel, style)
-        return
-    handles, labels = drawn[0][0].get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside right center", frameon=False, fontsize=8, handlelength=2.4)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hotset.report.plot_labels import label_of
-from hotset.report.plot_style import GREY, PALE
+from hotset.report.plot_style import GREY, PALE, label_of
 from hotset.report.words import BOUND
 from hotset.text import printable
 
@@ -26,9 +25,7 @@ def draw_panel(axes: Axes, panel: Panel, looks: dict[str, Look], title_pad: floa
     axes.set_title(_short(printable(panel.trace)), y=1.0, pad=title_pad)  # titles of a row stand level
     axes.set_xlim(0, panel.reach * 1.02)
     axes.set_xlabel("experts resident (%)")
-    axes.grid(axis="y", color=PALE, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=3, width=0.7)
+    axes.grid(axis="y")
     if panel.gib:
         _add_gib(axes, panel.gib)
     for line in reversed(panel.lines):  # the best on top

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hotset.report.words import BOUND
+from hotset.text import printable
 
 INK, GREY, PALE = "#222222", "#6b6b6b", "#dddddd"
 
@@ -18,9 +19,14 @@ SETTINGS: dict[str, Any] = {
     "axes.linewidth": 0.7,
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "axes.axisbelow": True,
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "grid.color": PALE,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
     "text.color": INK,
     "text.parse_math": False,  # a dollar sign in a file name is a dollar sign
     "xtick.color": GREY,
@@ -29,6 +35,10 @@ SETTINGS: dict[str, Any] = {
     "ytick.labelcolor": INK,
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
     "savefig.dpi": 200,
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "hotset",  # the same rows give the same bytes
@@ -47,6 +57,8 @@ _LOOKS = {
     "layered": ("#8C8C8C", "<"),
     "static": ("#7B4B2A", ">"),
 }
+_ALIKE = {"best": "blend", "gate": "lru", "token": "lfru", "transition": "decay", "previous": "lfu", "eam": "window"}
+"""Forecasts look like policies, which are never in the same panel."""
 
 
 class Look(NamedTuple):
@@ -58,15 +70,21 @@ class Look(NamedTuple):
 
 
 def looks(policies: Iterable[str]) -> dict[str, Look]:
-    """A look per policy: its own in every figure, or a free one for a variant of a policy already there."""
+    """A look per policy or forecast: its own in every figure, or a free one for a variant of one already there."""
     found: dict[str, Look] = {BOUND: Look("#000000", "o")}
     names = [policy for policy in dict.fromkeys(policies) if policy != BOUND]
-    for policy in sorted(names, key=lambda name: name not in _LOOKS):
+    for policy in sorted(names, key=lambda name: _ALIKE.get(name, name) not in _LOOKS):
         taken = set(found.values())
         found[policy] = next(look for look in _candidates(policy) if look not in taken or look.dash == ":")
     return found
 
 
 def _candidates(policy: str) -> list[Look]:
-    own = [_LOOKS[base]] if (base := policy.partition(":")[0]) in _LOOKS else []
+    base = policy.partition(":")[0]
+    own = [look for name, look in _LOOKS.items() if name == _ALIKE.get(base, base)]
     return [Look(*look, dash) for dash in ("-", "--", ":") for look in (*own, *_LOOKS.values())]
+
+
+def label_of(policy: str) -> str:
+    """A policy's name in a plot."""
+    return f"{BOUND} (bound)" if policy == BOUND else printable(policy)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotset.errors import HotsetError
 from hotset.report.plot_file import drawing, save_figure
-from hotset.report.plot_style import GREY, INK, PALE
+from hotset.report.plot_style import GREY, INK, looks
 from hotset.text import printable
 
 if TYPE_CHECKING:
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
 
 Rows = Sequence[dict[str, Any]]
 
-_LOOKS = {
-    "blend": ("#D55E00", "o"), "best": ("#D55E00", "o"), "lru": ("#0072B2", "s"), "gate": ("#0072B2", "s"),
-    "eam": ("#E69F00", "P"), "lfu": ("#56B4E9", "v"), "belady": ("#000000", "o"), "off": ("#6b6b6b", "X"),
-    "lfru": ("#009E73", "^"), "decay": ("#CC79A7", "D"), "window": ("#7B4B2A", ">"), "slru": ("#A89A00", "X"),
-    "layered": ("#8C8C8C", "<"),
-}  # fmt: skip
-_SPARE = (("#D55E00", "o"), ("#0072B2", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#8C8C8C", "v"))
 _MAX_WIDE = 4
 
 
@@ -94,19 +87,14 @@ def _draw(axes: Axes, chart: Chart, rows: Rows, columns: dict[str, Column]) -> N
     else:
         axes.set_ylabel(label)
         axes.set_xlabel("" if over.kind == "text" else over.header + (" (%)" if over.kind == "share" else ""))
-        axes.grid(axis="y", color=PALE, linewidth=0.6)
-        axes.set_axisbelow(True)
-
-
-def _look(name: str, names: list[str]) -> tuple[str, str]:
-    return _LOOKS.get(name) or _SPARE[names.index(name) % len(_SPARE)]
+        axes.grid(axis="y")
 
 
 def _draw_lines(axes: Axes, chart: Chart, rows: Rows, names: list[str], scale: float) -> None:
     across = 100.0 if chart.x == "share" else 1.0
     for name in names:
         own = [row for row in rows if row[chart.by] == name and row[chart.y] is not None]
-        color, marker = _look(name, names)
+        color, marker = looks(names)[name][:2]
         axes.plot([across * row[chart.x] for row in own], [scale * row[chart.y] for row in own], color=color,
                   marker=marker, label=printable(name), linewidth=1.2, markersize=4.2, clip_on=False)  # fmt: skip
     if chart.log_x:
@@ -135,9 +123,9 @@ def _draw_bars(axes: Axes, chart: Chart, rows: Rows, names: list[str], scale: fl
 def _draw_spans(axes: Axes, chart: Chart, rows: Rows, names: list[str], scale: float) -> None:
     """A bar from end to end, and a mark where the figure itself lies."""
     low, high = chart.ends or (chart.y, chart.y)
-    places = list(dict.fromkeys(row[chart.x] for row in rows))
+    places, style = list(dict.fromkeys(row[chart.x] for row in rows)), looks(names)
     for row in rows:
-        color, marker = _look(row[chart.by], names)
+        color, marker = style[row[chart.by]][:2]
         shift = (names.index(row[chart.by]) - (len(names) - 1) / 2) * 0.28
         at = places.index(row[chart.x]) + shift
         axes.plot([scale * row[low], scale * row[high]], [at, at], color=color, linewidth=4, alpha=0.45,
@@ -147,7 +135,7 @@ def _draw_spans(axes: Axes, chart: Chart, rows: Rows, names: list[str], scale: f
     axes.set_yticks(range(len(places)), [printable(place) for place in places])
     axes.set_ylim(len(places) - 0.4, -0.6)
     axes.set_xlim(left=0)
-    axes.grid(axis="x", color=PALE, linewidth=0.6)
+    axes.grid(axis="x")
 
 
 def _name_lines(figure: Figure, panels: Sequence[Axes]) -> None:
@@ -157,10 +145,10 @@ def _name_lines(figure: Figure, panels: Sequence[Axes]) -> None:
     for names in found:
         every.update({name: handle for name, handle in names.items() if name not in every})
     if all(set(names) == set(every) for names in found):
-        figure.legend(every.values(), every.keys(), loc="outside right center", frameon=False, fontsize=8)
+        figure.legend(every.values(), every.keys(), loc="outside right center")
         return
     for axes, names in zip(panels, found, strict=True):
-        axes.legend(names.values(), names.keys(), frameon=False, fontsize=7)
+        axes.legend(names.values(), names.keys(), fontsize=7)
 
 
 def _caption(result: StudyResult) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from hotset.report.tables import dash, frame
 from hotset.report.words import percent
 from hotset.shape import format_size
 from hotset.text import printable
 
 if TYPE_CHECKING:
-    from hotset.sim.studies import Column, StudyResult
+    from hotset.sim.studies import StudyResult
 
 WRITERS: dict[str, Callable[[Any], str]] = {
     "text": lambda value: printable(str(value)),
@@ -32,21 +32,13 @@ WRITERS: dict[str, Callable[[Any], str]] = {
 def study_table(result: StudyResult) -> Table:
     """All rows of a study, under its question and what it ran on."""
     about = "\n".join([result.question, *(f"on {printable(text)}" for text in result.ran_on), f"split: {result.split}"])
-    table = Table(
-        title=Text(f"{result.title}\n", style="bold").append(about + "\n", style="not bold"), title_justify="left",
-        box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False,
-    )  # fmt: skip
+    table = frame(Text(f"{result.title}\n", style="bold").append(about + "\n", style="not bold"))
     for column in result.columns:
         table.add_column(column.header, justify="left" if column.kind == "text" else "right")
     first, before = result.columns[0].key, None
     for row in result.rows:
         if before is not None and row[first] != before:
             table.add_section()
-        table.add_row(*(write_cell(column, row[column.key]) for column in result.columns))
+        table.add_row(*(dash(row[column.key], WRITERS[column.kind]) for column in result.columns))
         before = row[first]
     return table
-
-
-def write_cell(column: Column, value: Any) -> str:
-    """One figure as text; what is not known is a dash."""
-    return "-" if value is None else WRITERS[column.kind](value)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from hotset.report.tables import Column, add_columns, cell, frame
 from hotset.report.words import BOUND, expert_bytes, memory, percent, plural, setting
 from hotset.shape import format_size
 from hotset.text import printable
@@ -23,21 +23,15 @@ LEGEND = (
 )
 
 
-class _Column(NamedTuple):
-    header: str
-    value: Callable[[Row], float | None]
-    write: Callable[[float], str]
-
-
 _COLUMNS = (
-    _Column("hit\nrate", lambda row: row.hit_rate, percent),
-    _Column("cold, same\nrequests", lambda row: row.cold_hit_rate, percent),
-    _Column("gap\nclosed", lambda row: row.gap_closed, lambda share: percent(share, 0)),
-    _Column("misses\n/token", lambda row: row.misses_per_token, lambda count: f"{count:,.2f}"),
-    _Column("bytes\n/token", lambda row: row.bytes_per_token, format_size),
-    _Column("evicted\n/token", lambda row: row.evictions / row.tokens, lambda count: f"{count:,.2f}"),
-    _Column("stall\nms/token", lambda row: _thousand(row.stall_s_per_token), lambda time: f"{time:,.2f}"),
-    _Column("tokens\n/s", lambda row: row.tokens_per_s, lambda speed: f"{speed:,.1f}"),
+    Column("hit\nrate", lambda row: row.hit_rate, percent),
+    Column("cold, same\nrequests", lambda row: row.cold_hit_rate, percent),
+    Column("gap\nclosed", lambda row: row.gap_closed, lambda share: percent(share, 0)),
+    Column("misses\n/token", lambda row: row.misses_per_token, lambda count: f"{count:,.2f}"),
+    Column("bytes\n/token", lambda row: row.bytes_per_token, format_size),
+    Column("evicted\n/token", lambda row: row.evictions / row.tokens, lambda count: f"{count:,.2f}"),
+    Column("stall\nms/token", lambda row: _thousand(row.stall_s_per_token), lambda time: f"{time:,.2f}"),
+    Column("tokens\n/s", lambda row: row.tokens_per_s, lambda speed: f"{speed:,.1f}"),
 )
 
 
@@ -61,15 +55,10 @@ def _group(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> list[list[Row
 
 
 def _table(rows: list[Row], size: float | None) -> Table:
-    columns = [column for column in _COLUMNS if any(column.value(row) is not None for row in rows)]
-    table = Table(
-        title=Text(_title(rows[0]), style="bold"), title_justify="left", caption_justify="left",
-        box=box.SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False,
-    )  # fmt: skip
+    table = frame(_title(rows[0]))
     table.add_column("\nmemory", style="dim", no_wrap=True)
     table.add_column("\npolicy", overflow="fold")
-    for column in columns:
-        table.add_column(column.header, justify="right", no_wrap=True)
+    columns = add_columns(table, _COLUMNS, rows)
     for section in _group(rows, lambda row: (row.budget_slots, row.budget)):
         _add_section(table, section, columns, size)
     return table
@@ -82,7 +71,7 @@ def _title(row: Row) -> str:
     return f"{printable(row.trace)}: {row.phase} from a {row.start} start\n{tokens}, {setting(row)}"
 
 
-def _add_section(table: Table, rows: list[Row], columns: Sequence[_Column], size: float | None) -> None:
+def _add_section(table: Table, rows: list[Row], columns: Sequence[Column], size: float | None) -> None:
     """The budget is spelled out down the first column, beside its policies."""
     ordered = sorted(rows, key=lambda row: row.policy == BOUND)
     best = _best(rows)
@@ -90,7 +79,7 @@ def _add_section(table: Table, rows: list[Row], columns: Sequence[_Column], size
         if row is None:
             table.add_row(unit)
         else:
-            cells = [_cell(column, row) for column in columns]
+            cells = [cell(column, row) for column in columns]
             table.add_row(unit, _name(row, best), *cells, style=_style(row, best))
     table.add_section()
 
@@ -111,11 +100,6 @@ def _style(row: Row, best: float | None) -> str:
     if row.policy == BOUND:
         return "italic cyan"
     return "bold" if row.hit_rate == best else ""
-
-
-def _cell(column: _Column, row: Row) -> str:
-    value = column.value(row)
-    return "-" if value is None else column.write(value)
 
 
 def _thousand(value: float | None) -> float | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
-from hotset.profile.statistics import NEVER, Grid, Statistics
+from hotset.profile.statistics import NEVER, Statistics
+from hotset.report.tables import Column, add_columns, cell, frame
 from hotset.report.words import percent
 from hotset.shape import format_size
 from hotset.trace import Phase
+from hotset.trace.summary import entropy
 
 SHARES = (0.125, 0.25, 0.5)
 """The shares of the experts of a layer whose part of all uses is told."""
@@ -40,28 +41,9 @@ def concentration(statistics: Statistics) -> dict[str, float | None]:
     }
 
 
-def entropy(statistics: Statistics) -> Grid:
-    """How even the use of each layer is: 1 where all experts are used alike; not a number where none was used."""
-    uses = statistics.uses.sum(axis=0)
-    mass = uses.sum(axis=1, keepdims=True)
-    share = np.divide(uses, mass, out=np.zeros_like(uses), where=mass > 0)
-    bits = -(share * np.log2(share, out=np.zeros_like(share), where=share > 0)).sum(axis=1)
-    most = np.log2(uses.shape[1])
-    even: Grid = np.where(mass[:, 0] > 0, bits / most if most else 1.0, np.nan)
-    return even
-
-
-def spread(values: Grid) -> dict[str, float | None]:
-    """Mean and ends of what is known."""
-    known = values[np.isfinite(values)]
-    if len(known) == 0:
-        return {"mean": None, "min": None, "max": None}
-    return {"mean": float(known.mean()), "min": float(known.min()), "max": float(known.max())}
-
-
 def layer_figures(statistics: Statistics, layers: Sequence[int], top: int) -> list[dict[str, Any]]:
     """Each layer in numbers, with all that is known of its hottest experts."""
-    rates, evenness = statistics.layer_hit_rates(), entropy(statistics)
+    rates, evenness = statistics.layer_hit_rates(), entropy(statistics.uses.sum(axis=0))
     covered = {f"{share:.1%}": statistics.covered_by(share) for share in SHARES}
     return [
         {
@@ -81,15 +63,8 @@ def layer_figures(statistics: Statistics, layers: Sequence[int], top: int) -> li
 
 def phase_table(statistics: Statistics) -> Table:
     """Tokens, uses, hits and misses of each phase."""
-    table = _empty_table("by phase")
-    table.add_column("phase")
-    for name in ("tokens", "uses", "hits", "misses", "hit rate"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, figures in totals(statistics)["phases"].items():
-        counts = [_whole(figures[key]) for key in ("tokens", "uses", "hits", "misses")]
-        rate = figures["hit_rate"]
-        table.add_row(name, *counts, "-" if rate is None else percent(rate))
-    return table
+    rows = [{"phase": name} | figures for name, figures in totals(statistics)["phases"].items()]
+    return _table("by phase", _PHASE_COLUMNS, rows)
 
 
 def layer_table(statistics: Statistics, top: int = 3) -> Table:
@@ -116,15 +91,6 @@ def _whole(value: float) -> str:
     return f"{value:,.0f}" if value < 1e9 else count(value)
 
 
-class _Column(NamedTuple):
-    header: str
-    value: Callable[[dict[str, Any]], Any]
-    write: Callable[[Any], str]
-    always: bool = False
-    left: bool = False
-    nothing: Any = 0  # a column that has only this, or None, is left out
-
-
 def _residency(row: dict[str, Any]) -> str:
     return f"{row['resident']} ({row['pinned']})"
 
@@ -141,26 +107,31 @@ def _hottest(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{row['expert']} ({row['rate']:.2f})" for row in rows if row["rate"] > 0) or "none used"
 
 
+_PHASE_COLUMNS = (
+    Column("phase", lambda row: row["phase"], always=True, left=True),
+    *(Column(key, itemgetter(key), _whole, always=True) for key in ("tokens", "uses", "hits", "misses")),
+    Column("hit rate", lambda row: row["hit_rate"], percent, always=True),
+)
 _LAYER_COLUMNS = (
-    _Column("layer", lambda row: row["layer"], str, always=True),
-    _Column("hit\nrate", lambda row: row["hit_rate"], percent, nothing=None),
-    _Column("top 25 %\ntake", lambda row: row["concentration"]["25.0%"], percent, always=True),
-    _Column("resident\n(pinned)", _residency, str, nothing="0 (0)"),
-    _Column("loaded", lambda row: row["loaded_bytes"], format_size),
-    _Column("hottest experts\n(uses per token)", lambda row: row["top"], _hottest, always=True, left=True),
+    Column("layer", lambda row: row["layer"], str, always=True),
+    Column("hit\nrate", lambda row: row["hit_rate"], percent, nothing=None),
+    Column("top 25 %\ntake", lambda row: row["concentration"]["25.0%"], percent, always=True),
+    Column("resident\n(pinned)", _residency, str, nothing="0 (0)"),
+    Column("loaded", lambda row: row["loaded_bytes"], format_size, nothing=0),
+    Column("hottest experts\n(uses per token)", lambda row: row["top"], _hottest, always=True, left=True),
 )
 _COLUMNS = (
-    _Column("expert", lambda row: row["expert"], str, always=True),
-    _Column("uses\n/token", lambda row: row["rate"], lambda rate: f"{rate:.3f}", always=True),
-    _Column("uses", lambda row: row["uses"], count, always=True),
-    _Column("hits", lambda row: row["hits"], count),
-    _Column("misses", lambda row: row["misses"], count),
-    _Column("hit\nrate", lambda row: row["hit_rate"], percent, nothing=None),
-    _Column("loads", lambda row: row["loads"], count),
-    _Column("loaded", lambda row: row["loaded_bytes"], format_size),
-    _Column("uses in\nwindow", lambda row: row["window"], count),
-    _Column("tokens\nago", _ago, count, nothing=None),
-    _Column("where", _where, str, left=True, nothing="-"),
+    Column("expert", lambda row: row["expert"], str, always=True),
+    Column("uses\n/token", lambda row: row["rate"], lambda rate: f"{rate:.3f}", always=True),
+    Column("uses", lambda row: row["uses"], count, always=True),
+    Column("hits", lambda row: row["hits"], count, nothing=0),
+    Column("misses", lambda row: row["misses"], count, nothing=0),
+    Column("hit\nrate", lambda row: row["hit_rate"], percent, nothing=None),
+    Column("loads", lambda row: row["loads"], count, nothing=0),
+    Column("loaded", lambda row: row["loaded_bytes"], format_size, nothing=0),
+    Column("uses in\nwindow", lambda row: row["window"], count, nothing=0),
+    Column("tokens\nago", _ago, count, nothing=None),
+    Column("where", _where, str, left=True, nothing="-"),
 )
 
 
@@ -190,28 +161,9 @@ def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _table(title: str, columns: Sequence[_Column], rows: Sequence[dict[str, Any]]) -> Table:
-    """The rows as a table, without the columns of which nothing is known."""
-    shown = [column for column in columns if column.always or any(_says(column, row) for row in rows)]
-    table = _empty_table(title)
-    for column in shown:
-        table.add_column(column.header, justify="left" if column.left else "right", no_wrap=not column.left)
+def _table(title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> Table:
+    table = frame(title, padding=0)
+    shown = add_columns(table, columns, rows)
     for row in rows:
-        table.add_row(*(_cell(column, row) for column in shown))
+        table.add_row(*(cell(column, row) for column in shown))
     return table
-
-
-def _says(column: _Column, row: dict[str, Any]) -> bool:
-    return column.value(row) not in (None, column.nothing)
-
-
-def _cell(column: _Column, row: dict[str, Any]) -> str:
-    value = column.value(row)
-    return "-" if value is None else column.write(value)
-
-
-def _empty_table(title: str) -> Table:
-    return Table(
-        title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD,
-        padding=(0, 0), pad_edge=False, show_edge=False,
-    )  # fmt: skip

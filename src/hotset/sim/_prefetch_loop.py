@@ -10,12 +10,12 @@ from collections.abc import Callable
 from math import isnan
 from typing import Any, NamedTuple
 
-from hotset.forecasts import Forecast, Seen
+from hotset.forecasts import Forecast, Seen  # noqa: F401 - what `seen_of` makes
 from hotset.forecasts._kernel import bind
 from hotset.prefetch.times import adjusted
 from hotset.prefetch.trial import AUTO, TrialState, budget_of, is_control_step, is_off, note_event, note_step
 from hotset.prefetch.votes import rank_votes  # noqa: F401 - what `load_predictions` calls
-from hotset.sim.forecasting import PREFETCH_SOURCES, EventArrays, load_predictions
+from hotset.sim.forecasting import PREFETCH_SOURCES, EventArrays, load_predictions, seen_of, token_of
 
 STALL_S, TOTAL_S, IN_TIME, LATE, WASTED, DEMAND_BYTES, PREFETCHED_BYTES, WASTED_BYTES, STEPS_WITH = range(9)
 SUMS = 9
@@ -232,14 +232,6 @@ def predict(
             out[events.expert[i]] = 1.0
 
 
-def token_of(events: EventArrays, event: int) -> int:
-    """The id of the token that an event's step computes, if it is one and known."""
-    step = events.step[event]
-    if len(events.token_ids) > 0 and events.bounds[step + 1] - events.bounds[step] == 1:
-        return int(events.token_ids[events.bounds[step]])
-    return -1
-
-
 def ends_step(events: EventArrays, event: int) -> bool:
     """Whether an event is the last of its step."""
     return bool(event + 1 == len(events.step) or events.step[event + 1] != events.step[event])
@@ -280,10 +272,7 @@ def follow(
             told = len(events.predicted) > 0 and decode and not is_control
             if told:
                 load_predictions(events, event, out, predicted)
-            seen = Seen(
-                layer, events.expert[first:last], events.count[first:last], events.tokens[event], events.phase[event],
-                events.request[event], token_of(events, event), predicted[:, : predicted.shape[1] * told],
-            )  # fmt: skip
+            seen = seen_of(events, event, predicted, told)
             observe(state, seen)
             for distance in range(1, rules.reach + 1 if decode else 1):
                 target = (layer + distance) % layers
@@ -307,8 +296,8 @@ def follow(
 
 
 TEMPLATES = (
-    load_predictions, advance_link, is_missing, bytes_before, last_late_batch, waste, end_batches, claim, is_queued,
-    best_of, queue, apply_loads, predict, token_of, ends_step, follow,
+    load_predictions, token_of, seen_of, advance_link, is_missing, bytes_before, last_late_batch, waste, end_batches,
+    claim, is_queued, best_of, queue, apply_loads, predict, ends_step, follow,
 )  # fmt: skip
 _MADE: dict[type[Forecast], Callable[..., None]] = {}
 

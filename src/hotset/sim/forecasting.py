@@ -22,7 +22,7 @@ from hotset.trace import Phase, Trace
 from hotset.trace.events import EventTable
 
 BINS = 10
-"""Chances are sorted into so many bins of equal width to see what they are worth."""
+"""Probabilities are sorted into so many bins of equal width to see what they are worth."""
 
 _PACE_EVENTS = 4000  # enough to time a forecast
 _MIN_PROBABILITY = 1e-6  # a wrong certainty costs this much log-loss, not everything
@@ -38,7 +38,7 @@ probabilities: Callable[..., None]
 
 @dataclass(frozen=True)
 class Score:
-    """How well one forecast foresaw events so many layers ahead; figures are of targets in the same pass.
+    """How well one forecast predicted events so many layers ahead; figures are of targets in the same pass.
 
     `recall` is the share of the experts used that were among the k most likely (k: top_k for each token of the event),
     `next_pass_recall` the same where the target lies in the next pass, whose token is not known yet.
@@ -169,39 +169,37 @@ def _ahead(events: EventTable) -> npt.NDArray[np.int64]:
 def learn(forecast: Forecast, state: Any, trace: Trace) -> None:
     """Let a forecast see all events of a trace."""
     events = trace.events()
-    arrays = arrays_of(trace, events, np.zeros(len(events), np.bool_))
-    wanted = np.zeros(MAX_DISTANCE, np.bool_)
-    loop_of(type(forecast))(state, arrays, wanted, trace.shape.top_k, *_blank(trace), len(events))
+    run_loop(forecast, state, trace, arrays_of(trace, events, np.zeros(len(events), np.bool_)), ())
 
 
-def _blank(trace: Trace) -> tuple[Any, Any, Any, Any]:
-    """Room for the loop: its sums, its bins, and two to work in."""
+def run_loop(
+    forecast: Forecast, state: Any, trace: Trace, arrays: EventArrays, distances: Sequence[int], most: int | None = None
+) -> tuple[Any, Any]:
+    """Let a forecast walk over all events, or so many; returns its sums by distance and layer, and its bins."""
     layers, experts = trace.shape.layers, trace.shape.experts
-    return (
-        np.zeros((MAX_DISTANCE, layers, SUMS)), np.zeros((MAX_DISTANCE, BINS, 3)),
-        np.zeros((2, experts)), np.empty((MAX_DISTANCE, experts), np.int16),
-    )  # fmt: skip
+    sums, bins = np.zeros((MAX_DISTANCE, layers, SUMS)), np.zeros((MAX_DISTANCE, BINS, 3))
+    wanted = np.isin(np.arange(1, MAX_DISTANCE + 1), distances)
+    scratch, ranked = np.zeros((2, experts)), np.empty((MAX_DISTANCE, experts), np.int16)
+    events = len(arrays.layer) if most is None else most
+    loop_of(type(forecast))(state, arrays, wanted, trace.shape.top_k, sums, bins, scratch, ranked, events)
+    return sums, bins
 
 
 def _scores(forecast: Forecast, trace: Trace, arrays: EventArrays, distances: Sequence[int]) -> list[Score]:
-    shape, run = trace.shape, loop_of(type(forecast))
-    wanted = np.isin(np.arange(1, MAX_DISTANCE + 1), distances)
-    sums, bins, *rest = _blank(trace)
-    run(forecast.start(shape), arrays, wanted, shape.top_k, sums, bins, *rest, len(arrays.layer))
-    us = _pace(forecast, trace, arrays, wanted, run)
+    sums, bins = run_loop(forecast, forecast.start(trace.shape), trace, arrays, distances)
+    us = _pace(forecast, trace, arrays, distances)
     return [_score(forecast.spec, d, sums[d - 1], bins[d - 1], us) for d in distances]
 
 
-def _pace(forecast: Forecast, trace: Trace, arrays: EventArrays, wanted: Any, run: Callable[..., None]) -> float:
+def _pace(forecast: Forecast, trace: Trace, arrays: EventArrays, distances: Sequence[int]) -> float:
     """Microseconds of CPU time per event to learn and to fill the probabilities, judging none; the better of two."""
-    shape, events = trace.shape, min(len(arrays.layer), _PACE_EVENTS)
+    events = min(len(arrays.layer), _PACE_EVENTS)
     blank = arrays._replace(judged=np.zeros_like(arrays.judged))
-    room = _blank(trace)
     taken = []
     for _ in range(2):
-        state = forecast.start(shape)
+        state = forecast.start(trace.shape)
         began = time.thread_time()
-        run(state, blank, wanted, shape.top_k, *room, events)
+        run_loop(forecast, state, trace, blank, distances, events)
         taken.append(time.thread_time() - began)
     return 1e6 * min(taken) / events
 
@@ -271,8 +269,8 @@ def weigh(out: Any, used: Any, sums: Any, bins: Any) -> None:
     """Add up what the probabilities were worth as probabilities."""
     sums[ASKED] += len(out)
     for e in range(len(out)):
-        said = out[e] if used[e] > 0 else 1.0 - out[e]
-        sums[LOG_LOSS] -= math.log(max(said, _MIN_PROBABILITY))
+        likely = out[e] if used[e] > 0 else 1.0 - out[e]
+        sums[LOG_LOSS] -= math.log(max(likely, _MIN_PROBABILITY))
         sums[BRIER] += (out[e] - used[e]) ** 2
         place = min(int(out[e] * BINS), BINS - 1)
         bins[place, 0] += out[e]
@@ -280,32 +278,33 @@ def weigh(out: Any, used: Any, sums: Any, bins: Any) -> None:
         bins[place, 2] += 1
 
 
+def token_of(arrays: EventArrays, event: int) -> int:
+    """The id of the token that an event's step computes, if it is one and known."""
+    step = arrays.step[event]
+    if len(arrays.token_ids) > 0 and arrays.bounds[step + 1] - arrays.bounds[step] == 1:
+        return int(arrays.token_ids[arrays.bounds[step]])
+    return -1
+
+
+def seen_of(arrays: EventArrays, event: int, ranked: Any, told: bool) -> Any:
+    """An event as forecasts see it; the routers' predictions only if they were told."""
+    low, high = arrays.start[event], arrays.start[event + 1]
+    return Seen(
+        arrays.layer[event], arrays.expert[low:high], arrays.count[low:high], arrays.tokens[event], arrays.phase[event],
+        arrays.request[event], token_of(arrays, event), ranked[:, : ranked.shape[1] * told],
+    )  # fmt: skip
+
+
 def loop(
-    state: Any,
-    arrays: EventArrays,
-    wanted: Any,
-    top_k: int,
-    sums: Any,
-    bins: Any,
-    scratch: Any,
-    predicted: Any,
+    state: Any, arrays: EventArrays, wanted: Any, top_k: int, sums: Any, bins: Any, scratch: Any, predicted: Any,
     events: int,
-) -> None:
+) -> None:  # fmt: skip
     """Observe all events in order; after each, forecast the layers ahead and judge where that counts."""
-    layers = sums.shape[1]
+    layers, told = sums.shape[1], len(arrays.predicted) > 0
     for event in range(events):
-        low, high = arrays.start[event], arrays.start[event + 1]
-        step = arrays.step[event]
-        token = -1
-        if len(arrays.token_ids) > 0 and arrays.bounds[step + 1] - arrays.bounds[step] == 1:
-            token = arrays.token_ids[arrays.bounds[step]]
-        if arrays.predicted.shape[0] > 0:
+        if told:
             load_predictions(arrays, event, scratch[0], predicted)
-        seen = Seen(
-            arrays.layer[event], arrays.expert[low:high], arrays.count[low:high], arrays.tokens[event],
-            arrays.phase[event], arrays.request[event], token,
-            predicted[:, : predicted.shape[1] * (len(arrays.predicted) > 0)],
-        )  # fmt: skip
+        seen = seen_of(arrays, event, predicted, told)
         observe(state, seen)
         for d in range(len(wanted)):
             if wanted[d]:
@@ -316,7 +315,7 @@ def loop(
                     judge(arrays, there, top_k, scratch[0], scratch[1], sums[d, target], bins[d])
 
 
-_TEMPLATES = (load_predictions, weigh, judge, loop)
+_TEMPLATES = (load_predictions, token_of, seen_of, weigh, judge, loop)
 _MADE: dict[type[Forecast], Callable[..., None]] = {}
 
 

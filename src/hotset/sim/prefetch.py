@@ -6,7 +6,7 @@ misses, and this follows with the forecast, the plan and the link alone. docs/de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -136,20 +136,10 @@ def _slots(plan: PrefetchPlan) -> loop.PrefetchSlots:
 
 
 def _rules(plan: PrefetchPlan, forecast: str) -> loop.Rules:
-    return loop.Rules(
-        mode={OFF: loop.NO_PREFETCH, ORACLE: loop.TRUTH}.get(forecast, loop.FORECAST),
-        reach=plan.reach,
-        parts=plan.parts,
-        rows_per_part=plan.rows_per_part,
-        max_ranks=plan.max_ranks,
-        min_probability=plan.min_probability,
-        wraps=plan.wraps,
-        predicted_only=plan.predicted_only,
-        requeues=plan.requeues,
-        waits_for_batch=plan.claim is Claim.BATCH,
-        cancels=plan.cancels,
-        adjusts_times=plan.adjusts_times,
-    )
+    """The plan as the loop reads it: all but two of its names are the plan's own."""
+    own = {name: getattr(plan, name) for name in loop.Rules._fields if hasattr(plan, name)}
+    mode = {OFF: loop.NO_PREFETCH, ORACLE: loop.TRUTH}.get(forecast, loop.FORECAST)
+    return loop.Rules(mode=mode, waits_for_batch=plan.claim is Claim.BATCH, **own)
 
 
 def _check_replay(done: Replayed, events: EventTable, resident: Resident | None) -> None:
@@ -174,16 +164,11 @@ def _link_state(link: Link, trace: Trace) -> loop.LinkState:
 
 
 def _result(sums: Any, trial: TrialState, next_step: int) -> PrefetchResult:
+    """The sums stand in the order of the result's fields."""
+    figures = {field.name: value for field, value in zip(fields(PrefetchResult), sums.tolist(), strict=False)}
+    counts = {name: int(figures[name]) for name in ("in_time", "late", "wasted", "steps_with")}
     return PrefetchResult(
-        stall_s=float(sums[loop.STALL_S]),
-        total_s=float(sums[loop.TOTAL_S]),
-        in_time=int(sums[loop.IN_TIME]),
-        late=int(sums[loop.LATE]),
-        wasted=int(sums[loop.WASTED]),
-        demand_bytes=float(sums[loop.DEMAND_BYTES]),
-        prefetched_bytes=float(sums[loop.PREFETCHED_BYTES]),
-        wasted_bytes=float(sums[loop.WASTED_BYTES]),
-        steps_with=int(sums[loop.STEPS_WITH]),
+        **figures | counts,
         layers_switched_off=int((trial.off_until[:-1] > next_step).sum()),
         switched_off=bool(trial.off_until[-1] > next_step),
     )

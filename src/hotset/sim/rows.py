@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a modelled link makes of one token."""
+
+    stall_s_per_token: float
+    time_s_per_token: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What prefetch over a modelled link did."""
+
+    prefetch: str  # the forecast that predicted
+    driver: str  # whose rules prefetch followed
+    prefetch_slots: int  # beside the cache
+    in_time: int  # experts that came before they were asked for
+    late: int
+    wasted: int
+    wasted_bytes_per_token: float
 
 
 @dataclass(slots=True)
 class Row:
-    """One policy at one budget on one trace; rates are fractions, absent figures are None."""
+    """One policy at one budget on one trace; rates are fractions, absent figures are None.
+
+    The figures of `times` and `prefetched` are read like its own.
+    """
 
     trace: str
     policy: str
@@ -33,28 +58,23 @@ class Row:
     events: int
     tokens: int
     cold_hit_rate: float | None = None  # of a warm row: the same requests from a cold start
-    stall_s_per_token: float | None = None
-    time_s_per_token: float | None = None
-    tokens_per_s: float | None = None
-    prefetch: str | None = None  # the forecast that predicted
-    driver: str | None = None  # whose rules prefetch followed
-    prefetch_slots: int | None = None  # beside the cache
-    in_time: int | None = None  # experts that came before they were asked for
-    late: int | None = None
-    wasted: int | None = None
-    wasted_bytes_per_token: float | None = None
+    times: Times | None = None
+    prefetched: Prefetched | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "ahead_slots":
+            warnings.warn("ahead_slots is deprecated: use prefetch_slots", DeprecationWarning, stacklevel=2)
+            name = "prefetch_slots"
+        for part, kind in PARTS.items():
+            if name in kind.__slots__:
+                return getattr(getattr(self, part), name, None)
+        raise AttributeError(f"a row has no {name!r}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as plain values, for JSON."""
-        return asdict(self)
+        """The row as plain values, for JSON; its parts lie beside its own figures."""
+        return {name: getattr(self, name) for name in FIELDS}
 
-    @property
-    def ahead_slots(self) -> int | None:
-        """What `prefetch_slots` was called before."""
-        warnings.warn("ahead_slots is deprecated: use prefetch_slots", DeprecationWarning, stacklevel=2)
-        return self.prefetch_slots
 
-    @property
-    def setting(self) -> tuple[str, int, str, str]:
-        """What rows must share to be compared."""
-        return (self.trace, self.budget_slots, self.phase, self.start)
+PARTS: dict[str, Any] = {"times": Times, "prefetched": Prefetched}
+FIELDS = [field.name for kind in (Row, *PARTS.values()) for field in fields(kind) if field.name not in PARTS]
+"""All figures of a row, in the order in which they are written."""

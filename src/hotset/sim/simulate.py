@@ -19,7 +19,7 @@ from hotset.policies import Grid
 from hotset.policies.belady import Belady
 from hotset.sim.link import Link
 from hotset.sim.prefetch import OFF, Resident, chosen_forecast, follow_replay
-from hotset.sim.rows import Row
+from hotset.sim.rows import Prefetched, Row, Times
 from hotset.sim.sweep import Job, Sweep, has_warm_rows, jobs, notes
 from hotset.trace import Phase, Trace
 from hotset.trace.combine import interleave
@@ -144,13 +144,16 @@ def _add_prefetch(
     result = follow_replay(
         part.trace, done, sweep.link, forecast, plan, resident=resident, training_trace=training_trace
     )
-    row.prefetch, row.prefetch_slots = forecast + (" (auto)" if auto else ""), plan.rows
-    row.driver = plan.driver.value
-    row.in_time, row.late, row.wasted = result.in_time, result.late, result.wasted
-    row.wasted_bytes_per_token = result.wasted_bytes / row.tokens
-    row.stall_s_per_token = result.stall_s / row.tokens
-    row.time_s_per_token = result.total_s / row.tokens
-    row.tokens_per_s = row.tokens / result.total_s
+    row.times = _times(result.stall_s, result.total_s, row.tokens)
+    row.prefetched = Prefetched(
+        prefetch=forecast + (" (auto)" if auto else ""),
+        driver=plan.driver.value,
+        prefetch_slots=plan.rows,
+        in_time=result.in_time,
+        late=result.late,
+        wasted=result.wasted,
+        wasted_bytes_per_token=result.wasted_bytes / row.tokens,
+    )
 
 
 def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[Row]:
@@ -158,9 +161,10 @@ def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[
     controller = _controller(job, sweep)
     if job.policy.offline:  # the bound for any warm start: the best contents to begin with, known from the future
         controller.preload(1.0 / (1.0 + job.policy.with_future(controller.state, judged.events).next_use))
-    elif job.policy.name == "static":
-        controller.state.counts[...] = _counts(fit.events)
-        controller.preload(controller.state.counts)
+    elif job.policy.needs_counts:
+        counts = _counts(fit.events)
+        controller.state.counts[...] = counts
+        controller.preload(counts)
     else:
         controller.replay(fit.events)
     rows = _judge(name, job, judged, controller, sweep, fit.trace)
@@ -217,16 +221,22 @@ def _add_times(row: Row, link: Link, events: EventTable, done: Replayed, phase: 
         raise HotsetError(
             "a modelled link needs the size of an expert, and this trace does not state it: pass --expert-bytes"
         )
-    times = link.times(events, done.misses, phase)
-    row.stall_s_per_token = times.stall_s / row.tokens
-    row.time_s_per_token = times.total_s / row.tokens
-    row.tokens_per_s = row.tokens / times.total_s
+    row.times = _times(*link.times(events, done.misses, phase), row.tokens)
+
+
+def _times(stall_s: float, total_s: float, tokens: int) -> Times:
+    return Times(stall_s / tokens, total_s / tokens, tokens / total_s)
+
+
+def _setting(row: Row) -> tuple[str, int, str, str]:
+    """What rows must share to be compared."""
+    return row.trace, row.budget_slots, row.phase, row.start
 
 
 def _fill_gaps(rows: list[Row]) -> None:
     """How far each row gets from LRU towards the optimum of the same setting."""
-    lru = {row.setting: row.hit_rate for row in rows if row.policy == "lru"}
-    best = {row.setting: row.hit_rate for row in rows if row.policy == "belady"}
+    lru, best = ({_setting(r): r.hit_rate for r in rows if r.policy == name} for name in ("lru", "belady"))
     for row in rows:
-        room = best[row.setting] - lru[row.setting]
-        row.gap_closed = (row.hit_rate - lru[row.setting]) / room if room > 1e-12 else None
+        least = lru[_setting(row)]
+        room = best[_setting(row)] - least
+        row.gap_closed = (row.hit_rate - least) / room if room > 1e-12 else None

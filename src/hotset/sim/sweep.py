@@ -120,7 +120,7 @@ class Setting(NamedTuple):
     def shows_cold(self, policy: Policy, trace: Trace) -> bool:
         """Whether a policy has rows that begin empty; a fixed set without a past is what fills the slots first."""
         live = self.run is not None and self.run.policy == policy.spec
-        return policy.name != "static" or live or not has_warm_rows(trace, self.sweep)
+        return not policy.needs_counts or live or not has_warm_rows(trace, self.sweep)
 
 
 class Job(NamedTuple):
@@ -178,9 +178,10 @@ def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
         lines.extend(f"{name}: {warning}" for policy in asked if (warning := plan.warning(policy.name)))
     if trace.requests < 2:
         lines.append(f"{name}: one request cannot be split to fit and judge, so there are no warm rows")
-    if any(policy.name == "static" for policy in asked):
-        warm = "its rows are warm ones" if has_warm_rows(trace, sweep) else "here the first that come stay for good"
-        lines.append(f"{name}: static needs counts of earlier requests: {warm}")
+    for policy in asked:
+        if policy.needs_counts:
+            warm = "its rows are warm ones" if has_warm_rows(trace, sweep) else "here the first that come stay for good"
+            lines.append(f"{name}: {policy.name} needs counts of earlier requests: {warm}")
     return lines + _about_prefetch(name, trace, sweep)
 
 

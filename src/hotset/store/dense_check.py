@@ -7,16 +7,14 @@ have digests of their own, of the fast kind, so that several threads share the w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 from hotset.errors import StoreError
 from hotset.store.digest import digest_of, new_digest
 from hotset.store.index import CHUNK_BYTES, REMEDY, FileDigest
 from hotset.store.packed import open_index
-from hotset.store.verify import read_up_to
+from hotset.store.verify import opened, read_up_to
 
 THREADS = min(4, os.cpu_count() or 1)
 
@@ -26,7 +24,7 @@ def check_dense(folder: Path) -> None:
     index = open_index(folder)
     for name, file in index.files.items():
         path = folder / name
-        with _opened(path) as handle:
+        with opened(path) as handle:
             size_bytes = os.fstat(handle).st_size
             if size_bytes != file[0]:
                 raise StoreError(f"{path} is damaged: it has {size_bytes:,} of {file[0]:,} bytes; {REMEDY}")
@@ -53,15 +51,3 @@ def _whole_damage(handle: int, file: FileDigest) -> int | None:
     for offset in range(0, file[0], CHUNK_BYTES):
         digest.update(read_up_to(handle, CHUNK_BYTES, offset).data)
     return None if digest.digest() == file[1] else 0
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}; {REMEDY}") from error

@@ -10,9 +10,8 @@ import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from hotset.store.journal import JOURNAL_FILE, Journal
 from hotset.store.layout import SlotLayout
 from hotset.store.packed import BLOCKS_FILE, INDEX_FILE
 from hotset.store.plan import PackKey, PackPlan
-from hotset.store.verify import Progress, block_digests, file_digest, file_digests, forget
+from hotset.store.verify import Meter, Progress, block_digests, file_digest, file_digests, forget
 
 COMMIT_BYTES = 64 << 20
 SPARE_BYTES = 1 << 20
@@ -40,7 +39,7 @@ def part_folder(out: Path) -> Path:
     return out.with_name(out.name + ".part")
 
 
-class Packer:
+class Packer(AbstractContextManager["Packer"]):
     """Writes one packed store; given the folder that an earlier one left behind, goes on with that.
 
     A store that need not outlive the process (`durable=False`) is neither flushed nor read back.
@@ -56,7 +55,8 @@ class Packer:
         progress: Progress | None = None,
     ) -> None:
         self.out, self.folder, self.plan, self.durable = out, part_folder(out), plan, durable
-        self._progress, self._done = progress, 0
+        blocks = sum(layer.experts * layer.layout.used_bytes for layer in plan.layers)
+        self.meter = Meter(progress, (blocks + file_bytes) * (2 if durable else 1))  # what is read back counts again
         self._files_bytes = file_bytes
         self._pending: dict[PackKey, bytes] = {}
         self._pending_bytes = 0
@@ -72,19 +72,8 @@ class Packer:
                 self.close()
                 raise
 
-    def __enter__(self) -> Packer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def total_bytes(self) -> int:
-        """All bytes to be written, and to be read back where that is done."""
-        blocks = sum(layer.experts * layer.layout.used_bytes for layer in self.plan.layers)
-        return (blocks + self._files_bytes) * (2 if self.durable else 1)
 
     def missing(self) -> list[PackKey]:
         """The experts that are still to be added, in the order of the file."""
@@ -100,7 +89,7 @@ class Packer:
             _write_all(self._handle, memoryview(clean.data), self.plan.offset(key))
         self._pending[key] = digest_of(clean)
         self._pending_bytes += len(clean)
-        self._advance(len(clean))
+        self.meter.advance(len(clean))
         if self._pending_bytes >= COMMIT_BYTES:
             self.commit()
 
@@ -121,9 +110,9 @@ class Packer:
                     _write_all(file.fileno(), memoryview(chunk), size)
                 digest.update(chunk)
                 size += len(chunk)
-                self._advance(len(chunk))
+                self.meter.advance(len(chunk))
         with self._writing():
-            self._flush_folder(self.folder)
+            self._flush(self.folder)
             self.journal.add_file(name, (size, digest.digest()))
 
     def add_small(self, name: str, content: bytes) -> None:
@@ -160,9 +149,9 @@ class Packer:
         with self._writing(), write_beside(self.folder / INDEX_FILE) as scratch:
             scratch.write_bytes(index.to_bytes())
         with self._writing():
-            self._flush_folder(self.folder)
+            self._flush(self.folder)
             os.rename(self.folder, self.out)
-            self._flush_folder(self.out.parent)
+            self._flush(self.out.parent)
             tidy(self.out)
         return index
 
@@ -195,26 +184,21 @@ class Packer:
             if digest == journal.blocks[key]
         }
         journal.files = {n: f for n, f in journal.files.items() if file_digest(self.folder / Path(n).name) == f}
-        self._advance(sum(self.plan.used_bytes(key) for key in journal.blocks))
-        self._advance(sum(size for size, _ in journal.files.values()))
+        self.meter.advance(sum(self.plan.used_bytes(key) for key in journal.blocks))
+        self.meter.advance(sum(size for size, _ in journal.files.values()))
 
     def _read_back(self) -> None:
         for key, digest in block_digests(self.folder / BLOCKS_FILE, self.plan, list(self.plan.keys())):
             if digest != self.journal.blocks[key]:
                 raise StoreError(_not_kept(f"{self.plan.name(key)} in {self.folder / BLOCKS_FILE}"))
-            self._advance(self.plan.used_bytes(key))
+            self.meter.advance(self.plan.used_bytes(key))
         for name, file in (self.journal.files | self._small).items():
             found = file_digests(self.folder / name)
             if found is None or found[0] != file:
                 raise StoreError(_not_kept(str(self.folder / name)))
             if name in self.journal.files:
                 self._chunks[name] = found[1]
-                self._advance(file[0])
-
-    def _advance(self, size_bytes: int) -> None:
-        self._done += size_bytes
-        if self._progress is not None and size_bytes:
-            self._progress(self._done, self.total_bytes)
+                self.meter.advance(file[0])
 
     def _needed_bytes(self) -> int:
         """What is still to be written, as far as the disk has not set it aside already."""
@@ -245,7 +229,7 @@ class Packer:
                 f"{free:,} are free; free some space and give the same command again: it goes on where it stopped"
             ) from error
 
-    def _flush_folder(self, folder: Path) -> None:
+    def _flush(self, folder: Path) -> None:
         if self.durable:
             handle = os.open(folder, os.O_RDONLY)
             try:

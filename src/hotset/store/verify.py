@@ -26,6 +26,20 @@ Progress = Callable[[int, int], None]
 """Called with the bytes done so far and all bytes to be done."""
 
 
+class Meter:
+    """Adds up bytes that are done, and says so."""
+
+    def __init__(self, progress: Progress | None, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self._progress, self._done = progress, 0
+
+    def advance(self, size_bytes: int) -> None:
+        """Have so many more bytes done."""
+        self._done += size_bytes
+        if self._progress is not None and size_bytes:
+            self._progress(self._done, self.total_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What was read and found to be right."""
@@ -41,15 +55,15 @@ def verify_packed(folder: Path, progress: Progress | None = None) -> VerifyRepor
     index = open_index(folder)
     keys, files = list(index.plan.keys()), index.files | index.small
     total = sum(index.plan.used_bytes(key) for key in keys) + sum(size for size, _ in files.values())
-    done, damages = 0, []
+    meter, damages = Meter(progress, total), []
     for key, digest in block_digests(folder / BLOCKS_FILE, index.plan, keys):
         if digest != index.digests[key.layer][key.expert]:
             damages.append(_damage(folder, index.plan, key))
-        done = _report(progress, done + index.plan.used_bytes(key), total)
+        meter.advance(index.plan.used_bytes(key))
     for name, expected in files.items():
         if file_digest(folder / name) != expected:
             damages.append(str(folder / name))
-        done = _report(progress, done + expected[0], total)
+        meter.advance(expected[0])
     if damages:
         more = f" and {len(damages) - NAMED:,} more" if damages[NAMED:] else ""
         raise StoreError(f"damaged: {'; '.join(damages[:NAMED])}{more}; {REMEDY}")
@@ -79,7 +93,7 @@ def file_digests(path: Path) -> tuple[FileDigest, list[bytes]] | None:
                 digest.update(chunk.data)
                 chunks.append(digest_of(chunk))
                 size += len(chunk)
-    except (OSError, StoreError):
+    except StoreError:
         return None
     return (size, digest.digest()), chunks
 
@@ -93,17 +107,24 @@ def read_up_to(handle: int, size_bytes: int, offset: int) -> Bytes:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[int]:
+def opened(path: Path) -> Iterator[int]:
+    """A file to read from; one that cannot be read raises StoreError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
     except OSError as error:
-        raise StoreError(f"cannot open {path}: {error.strerror or error}; {REMEDY}") from error
-    try:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}; {REMEDY}") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[int]:
+    with opened(path) as handle:
         forget(handle)  # what memory remembers says nothing about the disk
         yield handle
         forget(handle)
-    finally:
-        os.close(handle)
 
 
 def forget(handle: int) -> None:
@@ -122,9 +143,3 @@ def _block_digest(handle: int, offset: int, size_bytes: int) -> bytes | None:
 
 def _damage(folder: Path, plan: PackPlan, key: PackKey) -> str:
     return f"{plan.name(key)} in {folder / BLOCKS_FILE} at byte {plan.offset(key):,}"
-
-
-def _report(progress: Progress | None, done: int, total: int) -> int:
-    if progress is not None:
-        progress(done, total)
-    return done

@@ -15,7 +15,7 @@ from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Phase
 from hotset.trace.run import altered
-from hotset.trace.trace import Labels, Trace
+from hotset.trace.trace import Labels, Trace, dense_steps
 
 Mode = Literal["batch", "turns"]
 
@@ -34,7 +34,7 @@ def concat(traces: Sequence[Trace]) -> Trace:
         shape=replace(first.shape, expert_bytes=_expert_bytes(traces)),
         experts=np.concatenate([t.experts for t in traces]),
         request=_shifted([t.request for t in traces], requests),
-        step=_shifted([_dense(t.step) for t in traces], steps),
+        step=_shifted([dense_steps(t.step) for t in traces], steps),
         phase=np.concatenate([t.phase for t in traces]),
         weights=_joined([t.weights for t in traces]),
         token_ids=_joined([t.token_ids for t in traces]),
@@ -106,18 +106,9 @@ def _assign(
 
 
 def _rearranged(trace: Trace, rows: npt.NDArray[np.int64], step: npt.NDArray[np.int32]) -> Trace:
-    same = np.array_equal(rows, np.arange(trace.tokens)) and np.array_equal(step, _dense(trace.step))
-    return replace(
-        trace,
-        meta=trace.meta if same else altered(trace.meta, "its requests were interleaved"),
-        experts=trace.experts[rows],
-        request=trace.request[rows],
-        step=step,
-        phase=trace.phase[rows],
-        weights=None if trace.weights is None else trace.weights[rows],
-        token_ids=None if trace.token_ids is None else trace.token_ids[rows],
-        guesses=None if trace.guesses is None else trace.guesses[rows],
-    )
+    same = np.array_equal(rows, np.arange(trace.tokens)) and np.array_equal(step, dense_steps(trace.step))
+    meta = trace.meta if same else altered(trace.meta, "its requests were interleaved")
+    return replace(trace, **trace.rows(rows) | {"step": step}, meta=meta)
 
 
 def _check_same_model(first: ModelShape, other: ModelShape, number: int) -> None:
@@ -137,10 +128,6 @@ def _expert_bytes(traces: Sequence[Trace]) -> int | None:
     if len(sizes) > 1:
         raise TraceError(f"the traces state different sizes of an expert: {sizes[0]} and {sizes[-1]} bytes")
     return sizes[0] if sizes else None
-
-
-def _dense(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    return np.append(0, np.cumsum(np.diff(step) != 0)).astype(np.int32)
 
 
 def _shifted(columns: list[npt.NDArray[np.int32]], sizes: list[int]) -> npt.NDArray[np.int32]:

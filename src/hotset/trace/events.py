@@ -91,39 +91,20 @@ def build_events(trace: Trace) -> EventTable:
     """Gather the tokens of each forward pass into one event per layer; layers that were not computed raise none."""
     passes = np.flatnonzero(np.diff(trace.step, prepend=trace.step[0] - 1))
     bounds = np.append(passes, trace.tokens).astype(np.int64)
-    sizes = _event_sizes(trace.experts, bounds, trace.shape.experts)
-    filled = sizes.reshape(-1) > 0
-    start = np.concatenate(([0], np.cumsum(sizes.reshape(-1)[filled]))).astype(np.int64)
-    columns = _fill_events(trace.experts, trace.phase, trace.request, bounds, start, trace.shape.experts)
-    return EventTable(trace.shape, start, *columns)
+    shape = trace.shape
+    entries = shape.layers * int(np.minimum(np.diff(bounds) * shape.top_k, shape.experts).sum())
+    start, *columns = _fill_events(trace.experts, trace.phase, trace.request, bounds, shape.experts, entries)
+    return EventTable(shape, start, *columns)
 
 
 @keep_compiled(nogil=True)
-def _event_sizes(experts: Any, bounds: Any, num_experts: int) -> Any:
-    """Distinct experts per pass and layer; a pass of one token needs no marking."""
-    passes, layers, top_k = len(bounds) - 1, experts.shape[1], experts.shape[2]
-    sizes = np.zeros((passes, layers), np.int64)
-    seen = np.full(num_experts, -1, np.int64)
-    stamp = 0
-    for i in range(passes):
-        for layer in range(layers):
-            stamp += 1
-            for token in range(bounds[i], bounds[i + 1]):
-                for k in range(top_k):
-                    expert = experts[token, layer, k]
-                    if expert >= 0 and seen[expert] != stamp:
-                        seen[expert] = stamp
-                        sizes[i, layer] += 1
-    return sizes
-
-
-@keep_compiled(nogil=True)
-def _fill_events(experts: Any, phases: Any, requests: Any, bounds: Any, start: Any, num_experts: int) -> Any:
-    num_events, entries = len(start) - 1, start[-1]
+def _fill_events(experts: Any, phases: Any, requests: Any, bounds: Any, num_experts: int, entries: int) -> Any:
+    """The columns of all events, filled one after the other and cut to what they turn out to hold."""
     layers, top_k = experts.shape[1], experts.shape[2]
-    layer_of, step_of = np.empty(num_events, np.int32), np.empty(num_events, np.int32)
-    tokens_of, phase_of = np.empty(num_events, np.int32), np.empty(num_events, np.uint8)
-    request_of = np.empty(num_events, np.int32)
+    most = (len(bounds) - 1) * layers
+    start = np.zeros(most + 1, np.int64)
+    layer_of, step_of = np.empty(most, np.int32), np.empty(most, np.int32)
+    tokens_of, phase_of, request_of = np.empty(most, np.int32), np.empty(most, np.uint8), np.empty(most, np.int32)
     expert_of, count_of = np.empty(entries, np.int32), np.empty(entries, np.int32)
     counts = np.zeros(num_experts, np.int32)
     event, at = 0, 0
@@ -153,4 +134,8 @@ def _fill_events(experts: Any, phases: Any, requests: Any, bounds: Any, start: A
                     counts[expert] = 0
                     at += 1
             event += 1
-    return layer_of, step_of, tokens_of, phase_of, request_of, expert_of, count_of
+            start[event] = at
+    return (
+        start[: event + 1].copy(), layer_of[:event].copy(), step_of[:event].copy(), tokens_of[:event].copy(),
+        phase_of[:event].copy(), request_of[:event].copy(), expert_of[:at].copy(), count_of[:at].copy(),
+    )  # fmt: skip

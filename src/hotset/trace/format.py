@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +17,38 @@ from hotset.files import write_beside
 from hotset.reading import TooLargeError, header_bytes, parse_bounded
 from hotset.shape import ModelShape
 from hotset.trace.trace import Labels, Trace
+from hotset.trace.validate import OPTIONAL
 
 KIND = "trace"
 VERSION = 1
 MAX_HEADER_BYTES = 32 << 20
 MAX_LABELS, MAX_VALUES = 1 << 18, 1 << 21
 """The most requests with labels of their own, and the most values in a header."""
-_REQUIRED = {"experts", "request", "step", "phase"}
-_OPTIONAL = {"weights", "token_ids", "guesses"}
 _NARROW = {"experts", "guesses"}  # stored unsigned, as narrow as ids allow; all bits set: an unused place
-_STORED = {
+STORED = {
     "experts": ("U8", "U16"), "guesses": ("U8", "U16"), "request": ("I32",), "step": ("I32",),
     "phase": ("U8",), "weights": ("F16",), "token_ids": ("I32",),
 }  # fmt: skip
+"""The tensors of a trace, and the types that each is stored in."""
 
 
 def save_trace(trace: Trace, path: Path) -> None:
     """Write the trace beside its place and rename it there once it is whole."""
-    tensors: dict[str, npt.NDArray[Any]] = {}
-    for name in sorted(_REQUIRED | _OPTIONAL):
-        array = getattr(trace, name)
-        if array is not None:
-            narrow = _narrow(array, trace.shape.experts) if name in _NARROW else array
-            tensors[name] = np.ascontiguousarray(narrow)
+    tensors = {name: array for name in STORED if (array := getattr(trace, name)) is not None}
+    for name in _NARROW & tensors.keys():
+        tensors[name] = tensors[name].astype(np.uint8 if trace.shape.experts < 256 else np.uint16)
     header = json.dumps(_header(trace), sort_keys=True)
     if 2 * len(header) > MAX_HEADER_BYTES:  # in the file it stands in quotes, with every quote of its own escaped
         raise TraceError(f"labels and meta take {len(header):,} letters, more than a trace may have: shorten them")
+    save_tensors(path, tensors, header)
+
+
+def save_tensors(path: Path, tensors: dict[str, npt.NDArray[Any]], header: str) -> None:
+    """Write tensors and a header beside their place and rename the file there once it is whole."""
+    plain = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
     with write_beside(path) as scratch:
         try:
-            save_file(tensors, scratch, metadata={"hotset": header})
+            save_file(plain, scratch, metadata={"hotset": header})
         except SafetensorError as error:
             raise HotsetError(f"cannot write {path}: {error}; free some space or choose another place") from error
 
@@ -52,7 +56,7 @@ def save_trace(trace: Trace, path: Path) -> None:
 def load_trace(path: Path) -> Trace:
     """Read and validate a trace file; whatever is wrong with it becomes one clear TraceError."""
     try:
-        _check_header(path)
+        header_bytes(path, MAX_HEADER_BYTES)  # refuses what is no file, or has a larger header than any trace
         with safe_open(path, framework="numpy") as file:
             header = _parse_header(file.metadata(), path)
             return _build(file, header, path)
@@ -62,32 +66,12 @@ def load_trace(path: Path) -> Trace:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise TraceError(f"{path} is not a trace file, or it is damaged ({why}): copy or record it again") from error
     except TraceError as error:
-        raise _named(error, path) from None
-
-
-def _check_header(path: Path) -> None:
-    """Refuse what is no file, or has a header larger than any trace's, before anything is made of it."""
-    header_bytes(path, MAX_HEADER_BYTES)
-
-
-def _named(error: TraceError, path: Path) -> TraceError:
-    return error if str(path) in str(error) else TraceError(f"{path}: {error}")
+        raise error if str(path) in str(error) else TraceError(f"{path}: {error}") from None
 
 
 def _header(trace: Trace) -> dict[str, Any]:
-    shape = trace.shape
-    return {
-        "kind": KIND,
-        "version": VERSION,
-        "shape": {
-            "layers": shape.layers,
-            "experts": shape.experts,
-            "top_k": shape.top_k,
-            "expert_bytes": shape.expert_bytes,
-        },
-        "labels": list(trace.labels),
-        "meta": trace.meta,
-    }
+    shape = asdict(trace.shape)
+    return {"kind": KIND, "version": VERSION, "shape": shape, "labels": list(trace.labels), "meta": trace.meta}
 
 
 def _parse_header(metadata: dict[str, str] | None, path: Path) -> dict[str, Any]:
@@ -110,20 +94,21 @@ def _parse_header(metadata: dict[str, str] | None, path: Path) -> dict[str, Any]
 
 def _build(file: Any, header: dict[str, Any], path: Path) -> Trace:
     names = set(file.keys())
-    if missing := _REQUIRED - names:
+    if missing := STORED.keys() - OPTIONAL - names:
         raise TraceError(f"{path} lacks the tensor {min(missing)!r}")
-    if unknown := names - _REQUIRED - _OPTIONAL:
+    if unknown := names - STORED.keys():
         raise TraceError(f"{path} has a tensor {min(unknown)!r} that format {VERSION} does not know")
-    shape = _parse_shape(header)
+    shape = parse_shape(header)
     _check_stored(file, names, shape, path)
     arrays = {name: _read(file, name) for name in names}
     return Trace(shape=shape, labels=_parse_labels(header), meta=_strings(header.get("meta", {}), "meta"), **arrays)
 
 
-def _parse_shape(header: dict[str, Any]) -> ModelShape:
+def parse_shape(header: dict[str, Any]) -> ModelShape:
+    """The shape of the model that a header states, or TraceError."""
     fields = header.get("shape")
     wanted = {"layers", "experts", "top_k", "expert_bytes"}
-    if not isinstance(fields, dict) or not {"layers", "experts", "top_k"} <= fields.keys() <= wanted:
+    if not isinstance(fields, dict) or not wanted - {"expert_bytes"} <= fields.keys() <= wanted:
         raise TraceError("the header does not state the shape of the model (layers, experts, top_k, expert_bytes)")
     if not all(type(value) is int or (key == "expert_bytes" and value is None) for key, value in fields.items()):
         raise TraceError("the shape of the model in the header must be whole numbers")
@@ -138,8 +123,8 @@ def _check_stored(file: Any, names: set[str], shape: ModelShape, path: Path) -> 
     tokens = file.get_slice("experts").get_shape()[:1]
     for name in names:
         stored = file.get_slice(name)
-        if stored.get_dtype() not in _STORED[name]:
-            raise TraceError(f"{path}: {name} is stored as {stored.get_dtype()}, not {' or '.join(_STORED[name])}")
+        if stored.get_dtype() not in STORED[name]:
+            raise TraceError(f"{path}: {name} is stored as {stored.get_dtype()}, not {' or '.join(STORED[name])}")
         if stored.get_shape()[:1] != tokens:
             raise TraceError(f"{path}: {name} and experts disagree on the number of tokens")
     if file.get_slice("experts").get_shape()[1:] != [shape.layers, shape.top_k]:
@@ -150,18 +135,17 @@ def _check_stored(file: Any, names: set[str], shape: ModelShape, path: Path) -> 
 
 def _read(file: Any, name: str) -> npt.NDArray[Any]:
     array: npt.NDArray[Any] = file.get_tensor(name)
-    if name not in _NARROW:
-        return array
-    unused = array == np.iinfo(array.dtype).max
-    if array.dtype == np.uint16 and (array[~unused] > np.iinfo(np.int16).max).any():
-        raise TraceError(f"{name} holds an id beyond {np.iinfo(np.int16).max}")
-    wide = array.astype(np.int16)
+    return signed(array, name) if name in _NARROW else array
+
+
+def signed(stored: npt.NDArray[Any], name: str) -> npt.NDArray[np.int16]:
+    """Unsigned ids as int16, with -1 where all bits are set."""
+    unused = stored == np.iinfo(stored.dtype).max
+    if stored.itemsize > 1 and (largest := int(stored.max(initial=0, where=~unused))) > np.iinfo(np.int16).max:
+        raise TraceError(f"{name} holds an id beyond {np.iinfo(np.int16).max}: {largest} is out of range")
+    wide = stored.astype(np.int16)
     wide[unused] = -1
     return wide
-
-
-def _narrow(array: npt.NDArray[np.int16], experts: int) -> npt.NDArray[Any]:
-    return array.astype(np.uint8 if experts < 256 else np.uint16)
 
 
 def _parse_labels(header: dict[str, Any]) -> Labels:

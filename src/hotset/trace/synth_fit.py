@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotset.compiling import keep_compiled
 from hotset.errors import TraceError
 from hotset.trace.event import Phase
+from hotset.trace.summary import entropy, repeat_rate, spread, top_share
 from hotset.trace.synth import SynthConfig, synthesise
 from hotset.trace.trace import Trace
 
@@ -28,7 +28,7 @@ _SAMPLE_TOKENS = 100_000
 _SAMPLE_REQUESTS = 512
 _SMALL_VALUES = 15_000_000  # logits per short synthetic trace
 _LARGE_VALUES = 100_000_000  # logits of the traces that settle the fit
-_SMALL_STEPS, _LARGE_STEPS = 8, 4
+_ROUNDS = ((_SMALL_VALUES, 8), (_SMALL_VALUES, 4), (_LARGE_VALUES, 4))  # and the steps of each
 _MAX_LAYERS = 32
 _WEIGHT_ROWS = 20_000
 _SPREADS = ("skew", "topic_strength", "noise", "slow")
@@ -92,75 +92,85 @@ _REQUEST_KNOBS = (
 )
 
 
-def fit(trace: Trace, *, seed: int = 0, topics: int = 8, advance: Callable[[], None] | None = None) -> FitReport:
+def fit(trace: Trace, *, seed: int = 0, topics: int = 8, advance: Callable[[], None] = lambda: None) -> FitReport:
     """Find the config whose decode tokens have the statistics of `trace`; each trial calls `advance`."""
     sample = _sample(trace)
-    search = _Search(sample, _start(trace, seed, topics), advance or _nothing)
-    found = search.run()
+    target = measure(sample)
+    found = _search(sample, target, _start(trace, seed, topics), advance)
     size = _resize(found, sample, _LARGE_VALUES)
     drawn = synthesise(replace(size, layers=min(size.layers, found.layers)))
     reached = measure(drawn)
-    rows = [FitRow(name, target, reached.get(name, math.nan)) for name, target in search.target.items()]
+    rows = [FitRow(name, value, reached.get(name, math.nan)) for name, value in target.items()]
     config, weight_row = _match_weights(trace, drawn, found)
     return FitReport(config, (*rows, *weight_row))
 
 
 def measure(trace: Trace) -> Statistics:
     """The statistics of the decode tokens, as shares; those the trace is too short for are left out."""
-    experts, request = _decode_rows(trace)
-    halves = _count_halves(experts, request, trace.requests, trace.shape.experts)
-    found = {**_popularity(halves.sum(axis=(0, 1))), **_repeats(experts, request), **_likeness(halves)}
-    return {name: float(value) for name, value in found.items() if np.isfinite(value)}
+    decode = trace.take(trace.phase == Phase.DECODE)
+    halves = _count_halves(decode)
+    counts = halves.sum(axis=(0, 1))
+    found = {
+        "top_fifth": top_share(counts, 0.2),
+        "entropy": spread(entropy(counts))["mean"],
+        **{f"repeat_{lag}": repeat_rate(decode, lag) for lag in REPEAT_LAGS},
+        **_likeness(halves),
+    }
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
-class _Search:
+def _count_halves(trace: Trace) -> Floats:
+    """Uses of each expert in the first and the second half of each request."""
+    shape, lengths = trace.shape, np.bincount(trace.request)
+    rows = np.argsort(trace.request, kind="stable")  # requests that were served together are taken apart
+    request = trace.request[rows].astype(np.int64)
+    nth = np.arange(trace.tokens) - (np.cumsum(lengths) - lengths)[request]
+    half = 2 * request + (nth >= lengths[request] // 2)
+    place = (half[:, None, None] * shape.layers + np.arange(shape.layers)[:, None]) * shape.experts + trace.experts[
+        rows
+    ]
+    size = (trace.requests, 2, shape.layers, shape.experts)
+    return np.bincount(place[trace.experts[rows] >= 0], minlength=math.prod(size)).reshape(size).astype(np.float64)
+
+
+def _search(sample: Trace, target: Statistics, base: SynthConfig, advance: Callable[[], None]) -> SynthConfig:
     """Levenberg-Marquardt on traces of the same random numbers, so that a change of outcome has one cause."""
+    knobs = _TOKEN_KNOBS + (_REQUEST_KNOBS if sample.requests > 1 else ())
 
-    def __init__(self, sample: Trace, start: SynthConfig, advance: Callable[[], None]) -> None:
-        self.sample, self.base, self.advance = sample, start, advance
-        self.knobs = _TOKEN_KNOBS + (_REQUEST_KNOBS if sample.requests > 1 else ())
-        self.target = measure(sample)
-        self.slope: Floats = np.zeros((len(self.target), len(self.knobs)))
+    def config(place: Floats) -> SynthConfig:
+        values: dict[str, Any] = {k.name: float(f"{k.decode(x):.3g}") for k, x in zip(knobs, place, strict=True)}
+        return replace(base, **values)
 
-    def run(self) -> SynthConfig:
-        place = np.array([knob.encode(knob.start) for knob in self.knobs])
-        for again in range(2):
-            self.slope = self._differences(place)
-            place = self._descend(place, _SMALL_VALUES, _SMALL_STEPS // (1 + again))
-        return self._config(self._descend(place, _LARGE_VALUES, _LARGE_STEPS))
+    def gaps(place: Floats, values: int) -> Floats:
+        reached = measure(synthesise(_resize(config(place), sample, values)))
+        return np.array([reached.get(name, wanted) - wanted for name, wanted in target.items()])
 
-    def _config(self, place: Floats) -> SynthConfig:
-        values: dict[str, Any] = {}
-        for knob, x in zip(self.knobs, place, strict=True):
-            values[knob.name] = float(f"{knob.decode(x):.3g}")
-        return replace(self.base, **values)
-
-    def _gaps(self, place: Floats, values: int) -> Floats:
-        reached = measure(synthesise(_resize(self._config(place), self.sample, values)))
-        return np.array([reached.get(name, target) - target for name, target in self.target.items()])
-
-    def _differences(self, place: Floats) -> Floats:
-        moved = [place, *(place + _DIFFERENCE * unit for unit in np.eye(len(place)))]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            gaps = []
-            for gap in pool.map(lambda at: self._gaps(at, _SMALL_VALUES), moved):
-                gaps.append(gap)
-                self.advance()
-        return np.stack([gap - gaps[0] for gap in gaps[1:]], axis=1) / _DIFFERENCE
-
-    def _descend(self, place: Floats, values: int, steps: int) -> Floats:
-        """Step downhill; each trial, good or bad, also corrects the slope (Broyden)."""
-        gap, damping = self._gaps(place, values), 1e-3
+    place, slope = np.array([knob.encode(knob.start) for knob in knobs]), np.zeros((0, 0))
+    for values, steps in _ROUNDS:
+        if values == _SMALL_VALUES:
+            slope = _differences(place, lambda at: gaps(at, _SMALL_VALUES), advance)
+        gap, damping = gaps(place, values), 1e-3
         for _ in range(steps):
-            step = _damped_step(self.slope, gap, damping)
-            trial = self._gaps(place + step, values)
-            self.advance()
-            self.slope += np.outer(trial - gap - self.slope @ step, step) / max(float(step @ step), 1e-12)
+            step = _damped_step(slope, gap, damping)
+            trial = gaps(place + step, values)
+            advance()
+            # Each trial, good or bad, also corrects the slope (Broyden).
+            slope += np.outer(trial - gap - slope @ step, step) / max(float(step @ step), 1e-12)
             if trial @ trial < gap @ gap:
                 place, gap, damping = place + step, trial, damping / 4
             else:
                 damping *= 8
-        return place
+    return config(place)
+
+
+def _differences(place: Floats, gaps: Callable[[Floats], Floats], advance: Callable[[], None]) -> Floats:
+    moved = [place, *(place + _DIFFERENCE * unit for unit in np.eye(len(place)))]
+    found = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for gap in pool.map(gaps, moved):
+            found.append(gap)
+            advance()
+    return np.stack([gap - found[0] for gap in found[1:]], axis=1) / _DIFFERENCE
 
 
 def _damped_step(slope: Floats, gap: Floats, damping: float) -> Floats:
@@ -203,32 +213,6 @@ def _resize(config: SynthConfig, sample: Trace, values: int) -> SynthConfig:
     tokens = sample.requests * config.new_tokens
     layers = max(1, min(_MAX_LAYERS, values // (tokens * config.experts)))
     return replace(config, layers=layers, requests=sample.requests, prompt_tokens=0)
-
-
-def _decode_rows(trace: Trace) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int32]]:
-    """Decode tokens, those of one request side by side even where requests were served together."""
-    rows = np.flatnonzero(trace.phase == Phase.DECODE)
-    rows = rows[np.argsort(trace.request[rows], kind="stable")]
-    return trace.experts[rows], trace.request[rows]
-
-
-def _popularity(counts: Floats) -> dict[str, float]:
-    ordered = -np.sort(-counts, axis=1)
-    fifth = max(1, round(0.2 * counts.shape[1]))
-    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    entropy = -(share * np.log(np.where(share > 0, share, 1.0))).sum(axis=1)
-    return {
-        "top_fifth": ordered[:, :fifth].sum() / ordered.sum(),
-        "entropy": entropy.mean() / math.log(max(counts.shape[1], 2)),
-    }
-
-
-def _repeats(experts: npt.NDArray[np.int16], request: npt.NDArray[np.int32]) -> dict[str, float]:
-    found = {}
-    for lag in REPEAT_LAGS:
-        again, asked = _count_repeats(experts, request, lag)
-        found[f"repeat_{lag}"] = again / asked if asked else math.nan
-    return found
 
 
 def _likeness(halves: Floats) -> dict[str, float]:
@@ -296,46 +280,3 @@ def _weight_rows(trace: Trace) -> Floats:
 def _largest_weight(logits: Floats, log_scale: float) -> float:
     powers = np.exp(logits * math.exp(log_scale))
     return float((powers.max(axis=1) / powers.sum(axis=1)).mean())
-
-
-def _nothing() -> None:
-    """Stand in for a progress bar."""
-
-
-@keep_compiled(nogil=True)
-def _count_halves(experts: Any, request: Any, requests: int, num_experts: int) -> Any:
-    """Uses of each expert in the first and the second half of each request."""
-    tokens, layers, top_k = experts.shape
-    lengths = np.zeros(requests, np.int64)
-    for token in range(tokens):
-        lengths[request[token]] += 1
-    seen = np.zeros(requests, np.int64)
-    counts = np.zeros((requests, 2, layers, num_experts))
-    for token in range(tokens):
-        own = request[token]
-        half = int(seen[own] >= lengths[own] // 2)
-        seen[own] += 1
-        for layer in range(layers):
-            for k in range(top_k):
-                if experts[token, layer, k] >= 0:
-                    counts[own, half, layer, experts[token, layer, k]] += 1.0
-    return counts
-
-
-@keep_compiled(nogil=True)
-def _count_repeats(experts: Any, request: Any, lag: int) -> Any:
-    """How many experts were also used `lag` tokens before, and how many there were to look at."""
-    again, asked = 0, 0
-    tokens, layers, top_k = experts.shape
-    for token in range(lag, tokens):
-        if request[token] != request[token - lag]:
-            continue
-        for layer in range(layers):
-            for k in range(top_k):
-                expert = experts[token, layer, k]
-                if expert < 0:
-                    continue
-                asked += 1
-                for j in range(top_k):
-                    again += expert == experts[token - lag, layer, j]
-    return again, asked

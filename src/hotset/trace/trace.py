@@ -94,6 +94,10 @@ class Trace:
 
         save_trace(self, Path(path))
 
+    def rows(self, rows: npt.NDArray[Any] | slice) -> dict[str, Any]:
+        """Every array that there is, of some tokens only."""
+        return {name: array[rows] for name in ARRAYS if (array := getattr(self, name)) is not None}
+
     def take(self, rows: npt.NDArray[Any] | slice) -> Trace:
         """The trace of some tokens only, given by index, mask or slice; requests are numbered anew."""
         try:
@@ -107,13 +111,7 @@ class Trace:
         return replace(
             self,
             meta=self.meta if whole_run else altered(self.meta, "tokens of the run were left out"),
-            experts=self.experts[rows],
-            request=renumbered.astype(np.int32),
-            step=_dense(self.step[rows]),
-            phase=self.phase[rows],
-            weights=None if self.weights is None else self.weights[rows],
-            token_ids=None if self.token_ids is None else self.token_ids[rows],
-            guesses=None if self.guesses is None else self.guesses[rows],
+            **self.rows(rows) | {"request": renumbered.astype(np.int32), "step": dense_steps(self.step[rows])},
             labels=tuple(self.labels[r] for r in kept) if self.labels else (),
         )
 
@@ -149,8 +147,6 @@ class Trace:
         return int(np.count_nonzero(self.phase == choice(phase, Phase, "the phase", TraceError)))
 
 
-def _dense(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def dense_steps(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Number the steps from 0 without gaps, keeping their order."""
-    if len(step) == 0:
-        return step
-    return np.concatenate(([0], np.cumsum(np.diff(step) != 0))).astype(np.int32)
+    return np.append(0, np.cumsum(np.diff(step) != 0)).astype(np.int32)

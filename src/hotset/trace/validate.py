@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hotset.trace.trace import Trace
 
 _PLACES_AT_ONCE = 1 << 19
-_OPTIONAL = {"weights", "token_ids", "guesses"}
+OPTIONAL = {"weights", "token_ids", "guesses"}
 
 
 def validate(trace: Trace) -> None:
@@ -74,7 +74,7 @@ def _check_types(trace: Trace) -> None:
     }  # fmt: skip
     for name, dtype in wanted.items():
         array = getattr(trace, name)
-        if array is None and name in _OPTIONAL:
+        if array is None and name in OPTIONAL:
             continue
         if not isinstance(array, np.ndarray):
             raise TraceError(f"{name} is {type(array).__name__}, it must be a numpy array")

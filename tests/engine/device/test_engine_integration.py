@@ -30,6 +30,7 @@ from hotset.cache import warm_pin  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.monitor import CacheMonitor  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
+from hotset.cache.table import WARM  # noqa: E402
 from hotset.engine.build import stock_engine  # noqa: E402
 from hotset.engine.device import capture  # noqa: E402
 from hotset.engine.device.capture import Capture, WarmUp  # noqa: E402
@@ -100,29 +101,29 @@ def test_every_change_but_an_event_is_counted_and_announced_before_it_is_made() 
             seen.append((live.table.slot_of.copy(), live.table.last.copy(), live.policy))
 
     holder = Holder()
-    live.lease.take(holder.give_back)
+    live.residency.lease.take(holder.give_back)
     live.route(0, np.array([1, 2], np.int32))
-    assert (live.version, seen) == (0, [])
+    assert (live.residency.version, seen) == (0, [])
     key = ExpertKey(0, 1)
     for change in (
         lambda: live.seed_from_rates(np.ones((2, 4)), 8),
         lambda: live.pin([key]),
         lambda: live.unpin([key]),
-        lambda: live.drop([key]),
+        lambda: live.residency.drop([key]),
         lambda: live.preload(np.ones((2, 4))),
         lambda: live.restore(live.save()),
         lambda: live.adopt(a_controller("lfu")),
-        live.changing,
+        live.residency.changing,
     ):
-        live.lease.take(holder.give_back)
-        version, first = live.version, len(seen)
+        live.residency.lease.take(holder.give_back)
+        version, first = live.residency.version, len(seen)
         before = live.table.slot_of.copy(), live.table.last.copy(), live.policy
         change()
-        assert live.version > version
+        assert live.residency.version > version
         found = seen[first]
         assert all(np.array_equal(a, b) for a, b in zip(found[:2], before[:2], strict=True))
         assert found[2] is before[2]
-        assert not live.lease.held
+        assert not live.residency.lease.held
 
 
 def test_a_static_cache_is_not_asked_for_its_length_at_every_token(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +221,9 @@ def test_the_device_waits_until_nothing_is_on_its_way(folder: Path) -> None:
     assert not engine.device_decode.ready
     engine.offload.preloader.running = SimpleNamespace(busy=False, stop=lambda: None)
     assert engine.device_decode.ready
-    engine.controller.reserved[ExpertKey(0, 0)] = 0
+    engine.controller.residency.reserved[ExpertKey(0, 0)] = 0
     assert not engine.device_decode.ready
-    engine.controller.reserved.clear()
+    engine.controller.residency.reserved.clear()
     model.hotset.close()
 
 
@@ -328,19 +329,18 @@ def test_warm_pins_reach_the_device(stock: Any, folder: Path) -> None:
     model = load(folder)
     engine = model.hotset.engine
     engine.monitor = CacheMonitor(engine.controller, lambda _: None, warm_pin_tokens=64)
-    pin = engine.monitor.warm_pin
-    assert pin is not None
+    layers = engine.shape.layers
+    assert engine.monitor.warm_pin is not None
     assert greedy(model, 3) == greedy(stock, 3)
     with engine.paused():
         assert engine.device_decode.lease.held
-        pin.chosen[0, 3] = True
-        warm_pin._protect(engine.controller, pin.chosen)
+        chosen = engine.controller.residents()[:1]
+        warm_pin.pin_residents(engine.controller, chosen)
         assert not engine.device_decode.lease.held
     assert greedy(model, 3) == greedy(stock, 3)
     assert engine.device_decode.lease.held
-    assert np.array_equal(
-        engine.device_decode.steps.state.table.table.score_floor.cpu().numpy(), engine.controller.table.score_floor
-    )
+    assert engine.device_decode.steps.state.table.table.last[chosen[0]].item() == WARM
+    assert engine.device_decode.steps.state.table.table.num_pinned.cpu().tolist() == [1, *[0] * (layers - 1)]
     model.hotset.close()
 
 

@@ -20,7 +20,7 @@ from plan_twins import DEVICE, Twins  # noqa: E402
 from hotset import reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
-from hotset.cache.reservations import Reservations  # noqa: E402
+from hotset.cache.table import WARM  # noqa: E402
 from hotset.engine.device.plan import Plan, plan_event  # noqa: E402
 from hotset.engine.device.table import DeviceTable  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
@@ -112,16 +112,13 @@ def test_admission_rules(spec, admit):
 
 
 @pytest.mark.parametrize("spec", ["lru", "slru", "blend"])
-def test_pins_and_score_floors_stay(spec):
-    """A pinned expert is never evicted, one with a score floor only when no other may be."""
+def test_pins_stay(spec):
+    """A pinned expert is never evicted, whether pinned for good or for now."""
 
     def prepare(host):
         host.pin([ExpertKey(layer, expert) for layer in range(SMALL.layers) for expert in (19, 4)])
         past(SMALL, 6)(host)
-        chosen = np.zeros((SMALL.layers, SMALL.experts), np.bool_)
-        for layer in range(SMALL.layers):
-            chosen[layer, np.flatnonzero(host.table.slot_of[layer] >= 0)[: layer + 2]] = True
-        host.policy.set_score_floor(host.state, host.table, chosen)
+        host.pin([ExpertKey(layer, int(np.flatnonzero(host.table.slot_of[layer] >= 0)[0])) for layer in (1, 2)], WARM)
 
     twins = Twins(SMALL, 6 * SMALL.layers, spec, 6, prepare=prepare)
     twins.run(random_events(SMALL, 3, 2, seed=2))
@@ -249,7 +246,7 @@ def test_what_does_not_fit_is_refused():
     table = DeviceTable.upload(host, DEVICE)
     with pytest.raises(HotsetError, match="129 pairs"):
         Plan(host, table, 129, torch.zeros(15, dtype=torch.int32), 15)
-    Reservations(host).reserve(ExpertKey(0, 1))
+    host.residency.reserve(ExpertKey(0, 1))
     for way in (lambda: DeviceTable.upload(host, DEVICE), lambda: table.refresh(host)):
         with pytest.raises(HotsetError, match="on their way"):
             way()

@@ -102,7 +102,7 @@ def test_residents_are_computed_while_others_are_on_their_way() -> None:
     bench = Bench(36, 12)
     for _ in range(20):
         bench.serve(0)
-    bench.cache.controller.drop([ExpertKey(0, expert) for expert in range(6)])
+    bench.cache.controller.residency.drop([ExpertKey(0, expert) for expert in range(6)])
     mixed = 0
     for _ in range(6):
         bench.kernels[0].runs.clear()

@@ -44,7 +44,7 @@ class DeviceDecode:
     ) -> None:
         if offload.tier is None or not isinstance(offload.mover, CopyMover):
             raise HotsetError("only a device with a RAM tier behind it can drive")
-        self.device, self.cache, self.stats, self.lease = device, cache, stats, cache.controller.lease
+        self.device, self.cache, self.stats, self.lease = device, cache, stats, cache.controller.residency.lease
         self.guard, self._offload, self._tier = guard, offload, offload.tier
         streams, prefetcher = offload.mover.streams, offload.prefetcher
         specs = [local.spec for local in offload.driver.kernels]
@@ -83,7 +83,7 @@ class DeviceDecode:
         """Whether the device can take over: the RAM tier is full, and nothing is on its way to a slot."""
         running = self._offload.preloader.running
         preloading = running is not None and running.busy
-        return self.filler.is_done() and not preloading and not self.cache.controller.reserved
+        return self.filler.is_done() and not preloading and not self.cache.controller.residency.reserved
 
     @property
     def all_resident(self) -> bool:

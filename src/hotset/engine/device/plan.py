@@ -56,7 +56,6 @@ def plan_event(
     found = load_state(state, layer, experts, lanes)
     slot_of = tl.load(table.slot_of + layer * experts + expert, mask=inside, other=-1)
     last = tl.load(table.last + layer * experts + expert, mask=inside, other=0)
-    score_floor = tl.load(table.score_floor + layer * experts + expert, mask=inside, other=0.0)
     num_free = tl.load(table.num_free + layer).to(tl.int32)
     resident = tl.load(table.resident + layer)
     first_slot = tl.load(table.bounds + layer).to(tl.int32)
@@ -73,11 +72,10 @@ def plan_event(
     num_used, num_missing = both & 0xFFFF, both >> 16
     tick += (num_used > 0).to(tl.int64)  # an event of sentinels alone is none
     passes += (num_used > 0).to(tl.int64)
-    score = observe_and_score(
+    value = observe_and_score(
         state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
         experts, lanes, variant,
     )  # fmt: skip
-    value = tl.maximum(score, score_floor)
     last = tl.where(used, tl.maximum(last, tick), last)
 
     scarce = num_missing > num_free

@@ -38,7 +38,7 @@ class DeviceSteps:
         guard: Guard,
         prefetch: Prefetcher | None = None,
     ) -> None:
-        self.cache, self.lease, self.tier, self.parts = cache, cache.controller.lease, tier, parts
+        self.cache, self.lease, self.tier, self.parts = cache, cache.controller.residency.lease, tier, parts
         self.follower, self.prefetch, self._guard = follower, prefetch, guard
         self.state: DeviceCacheState | None = None
         self.versions = 0  # of the state: graphs that were captured with an earlier one are of no use

@@ -20,7 +20,7 @@ CHANGED = ("slot_of", "layer_in", "expert_in", "num_free", "resident", "last", "
 class DeviceTable:
     """A residency on a device.
 
-    It takes 20 bytes for each expert of the model and 12 for each slot, and beside that the policy's state: 8 bytes
+    It takes 12 bytes for each expert of the model and 12 for each slot, and beside that the policy's state: 8 bytes
     for each expert under lru, lfu and decay, 16 under lfru, 17 under slru, and 164 under blend, with transitions
     another 4 times the experts of a layer. For 48 layers of 128 experts under blend that is about 4 MiB.
     """
@@ -70,5 +70,5 @@ def _copies(arrays: Any, device: torch.device | str) -> Any:
 
 def _refuse_reserved(controller: Controller) -> None:
     """The device finds residents by expert, and would not see one for which a slot is reserved."""
-    if controller.reserved:
+    if controller.residency.reserved:
         raise HotsetError("experts are on their way to slots held for them: wait until they have landed")

@@ -263,7 +263,7 @@ class CopyLoader:
             self._guard.repair()
             if pin:
                 streams.wait_for_all()  # what is evicted may still be computed with
-            self._cache.controller.changing()
+            self._cache.controller.residency.changing()
             held = self._cache.reserve([key for key in keys if tier.is_resident(key)], evict=pin, owner=batch)
             with streams.copying():
                 for key, row in held.items():
@@ -274,7 +274,7 @@ class CopyLoader:
         streams.block_until(copied)
         with self._guard.lock:
             self._guard.repair()
-            self._cache.controller.changing()
+            self._cache.controller.residency.changing()
             return sum(self._cache.commit(key, pin=pin) for key in held)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hotset.cache import Controller, SlotPlan
 from hotset.forecasts import names, parse
 from hotset.policies import parse as parse_policy
-from hotset.prefetch import MIN_PROBABILITY, Driver, plan_prefetch, prefetch_rows
+from hotset.prefetch import Driver, plan_prefetch, prefetch_rows
 from hotset.shape import ModelShape
 from hotset.sim.link import Link
 from hotset.sim.prefetch import PrefetchResult, simulate_prefetch
@@ -21,15 +21,15 @@ LINK_WORDS = "modelled link of 25 GB/s, 10 ms of compute per pass, a quarter of 
 
 
 class Layout(NamedTuple):
-    """Memory for so many experts: slots that cache, and slots in which guesses wait."""
+    """Memory for so many experts: slots that cache, and rows for prefetched experts."""
 
     cached: int
-    ahead: int
+    prefetch_rows: int
 
     @property
     def total(self) -> int:
         """All slots."""
-        return self.cached + self.ahead
+        return self.cached + self.prefetch_rows
 
 
 class Outcome(NamedTuple):
@@ -39,14 +39,14 @@ class Outcome(NamedTuple):
     stall_ms: float
     tokens_per_s: float
     demand_bytes: float
-    guessed_bytes: float
+    prefetched_bytes: float
     wasted_bytes: float
 
 
-def layout(shape: ModelShape, share: float = SHARE, ahead: int | None = None) -> Layout:
-    """A share of all experts, of which some slots wait for guesses."""
-    waiting = prefetch_rows(Driver.CPU, shape) if ahead is None else ahead
-    return Layout(round(share * shape.total_experts) - waiting, waiting)
+def layout(shape: ModelShape, share: float = SHARE, rows: int | None = None) -> Layout:
+    """A share of all experts, of which some rows are for prefetch."""
+    rows = prefetch_rows(Driver.CPU, shape) if rows is None else rows
+    return Layout(round(share * shape.total_experts) - rows, rows)
 
 
 def controller(shape: ModelShape, policy: str, slots: int) -> Controller:
@@ -74,13 +74,11 @@ def drive(
     link: Link = LINK,
     *,
     auto: bool = True,
-    distances: int = 1,
-    min_probability: float = MIN_PROBABILITY,
+    **rules: Any,
 ) -> Outcome:
-    """Replay with prefetch over the link, by the rules of a CPU, and count the second half."""
+    """Replay with prefetch over the link, by the rules of a CPU or those given, and count the second half."""
 
-    plan = plan_prefetch(Driver.CPU, mix.fit.shape, rows=room.ahead, trial=auto)
-    plan = replace(plan, layers_ahead=distances, min_probability=min_probability)
+    plan = replace(plan_prefetch(Driver.CPU, mix.fit.shape, rows=room.prefetch_rows, trial=auto), **rules)
 
     def run(trace: Trace) -> PrefetchResult:
         return simulate_prefetch(trace, controller(trace.shape, policy, room.cached), link, forecast, plan)
@@ -103,7 +101,7 @@ def outcome(result: PrefetchResult, tokens: int, hits: float) -> Outcome:
         stall_ms=1000 * result.stall_s / tokens,
         tokens_per_s=tokens / result.total_s,
         demand_bytes=result.demand_bytes / tokens,
-        guessed_bytes=result.prefetched_bytes / tokens,
+        prefetched_bytes=result.prefetched_bytes / tokens,
         wasted_bytes=result.wasted_bytes / tokens,
     )
 

@@ -1,47 +1,34 @@
-"""Fetching ahead at equal bytes: slots for guesses are taken from the cache, and demand alone keeps them."""
+"""Prefetch at equal bytes: its rows are taken from the cache, and demand alone keeps them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from hotset.prefetch import Driver, prefetch_rows
 from hotset.sim.link import Link
-from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
+from hotset.sim.studies._result import Chart, Job, Row, Study, columns, grouped
 from hotset.sim.studies._runs import COMPUTE_S, SHARE, Layout, drive, forecasts_for, layout
-from hotset.sim.studies._traces import EXPERT_BYTES, SPLIT, Mix, mixes
-from hotset.trace import Trace
+from hotset.sim.studies._traces import EXPERT_BYTES, Mix
 
 SPEEDS_GB = (3, 25, 50)
 POLICY = "blend"
 SLOWER, SAVED = 0.02, 0.25
-MAX_EVENTS = 50_000
 TIMES = 4
 MORE = "best, more slots"
 
 
-def plan(traces: Mapping[str, Trace]) -> Plan:
-    """Demand alone, idle slots, every forecast with and without auto, and the oracle, at every speed."""
-    found = mixes(traces, MAX_EVENTS)
-    jobs = [
-        partial(measure, mix, speed, forecast, auto)
-        for mix in found
-        for speed in SPEEDS_GB
-        for forecast, auto in _ways(mix)
-    ]
-    words = f"policy {POLICY}, a quarter of all experts in memory, 10 ms of compute per pass, modelled link"
-    return Plan([*(mix.words() for mix in found), words], jobs)
-
-
-def _ways(mix: Mix) -> list[tuple[str, str]]:
+def jobs(mix: Mix) -> list[Job]:
+    """Demand alone, idle rows, every forecast with and without auto, and the oracle, at every speed."""
     named = [(forecast, auto) for forecast in forecasts_for(mix.whole) for auto in ("on", "off")]
     fits = 2 * TIMES * prefetch_rows(Driver.CPU, mix.fit.shape) <= layout(mix.fit.shape).total
     more = [(MORE, auto) for auto in ("on", "off") if fits]
-    return [("demand only", "-"), ("off", "-"), *named, *more, ("oracle", "off")]
+    ways = [("demand only", "-"), ("off", "-"), *named, *more, ("oracle", "off")]
+    return [partial(measure, mix, speed, *way) for speed in SPEEDS_GB for way in ways]
 
 
 def room_for(mix: Mix, forecast: str) -> Layout:
-    """The same memory for all: without guesses, all of it caches."""
+    """The same memory for all: without prefetch, all of it caches."""
     shape = mix.fit.shape
     return layout(shape, SHARE, {"demand only": 0, MORE: TIMES * prefetch_rows(Driver.CPU, shape)}.get(forecast))
 
@@ -59,28 +46,28 @@ def measure(mix: Mix, speed: int, forecast: str, auto: str) -> list[Row]:
             "forecast": forecast,
             "auto": auto,
             "cached_slots": room.cached,
-            "guess_slots": room.ahead,
+            "prefetch_rows": room.prefetch_rows,
             "memory_bytes": room.total * EXPERT_BYTES,
             **found._asdict(),
         }
     ]
 
 
-def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
-    """Each row against demand alone and against idle slots, and where auto loses or wins."""
+def conclude(rows: list[Row]) -> list[str]:
+    """Each row against demand alone and against idle rows, and where auto loses or wins."""
     _compare(rows, "demand only", "stall_saved", "faster")
     _compare(rows, "off", "stall_saved_off", "faster_off")
     auto = [row for row in rows if row["auto"] == "on"]
-    return rows, [
-        "demand only: the slots for guesses cache instead; off: they stay idle, as if nothing was ever guessed",
-        f"slots for guesses are as many as the engine takes by default, {TIMES} times as many in {MORE}",
+    return [
+        "demand only: the rows for prefetch cache instead; off: they stay idle, as if nothing was ever predicted",
+        f"rows for prefetch are as many as the engine takes by default, {TIMES} times as many in {MORE}",
         f"auto more than 2 % slower than off: {_list(auto, 'faster_off', lambda share: share < -SLOWER)}",
         f"auto slower than off by at most 2 %: {_list(auto, 'faster_off', lambda share: -SLOWER <= share < 0)}",
         f"auto more than 2 % slower than demand only: {_list(auto, 'faster', lambda share: share < -SLOWER)}",
         f"auto saves 25 % of off's stall: {_list(auto, 'stall_saved_off', lambda share: share >= SAVED)}",
         f"auto saves 25 % of demand only's stall: {_list(auto, 'stall_saved', lambda share: share >= SAVED)}",
         f"auto slower than the same without auto: {_against_always(rows)}",
-        "guesses travel only while the modelled link has nothing else to do, so they delay no load on demand: auto "
+        "predictions travel only while the modelled link has nothing else to do, so they delay no load on demand: auto "
         "cannot win in this model, and what is seen here is its price",
         "what a forecast itself keeps in memory is not counted, only slots for experts",
     ]
@@ -108,40 +95,26 @@ def _against_always(rows: list[Row]) -> str:
 
 def _list(rows: list[Row], key: str, wanted: Callable[[float], bool]) -> str:
     """The settings in question, by trace and speed."""
-    places: dict[str, list[str]] = {}
-    for row in rows:
-        if row[key] is not None and wanted(row[key]):
-            words = places.setdefault(f"{row['trace']}, {row['link_gb_per_s']} GB/s", [])
-            words.append(f"{row['forecast']} {100 * row[key]:+.1f} %")
-    return "; ".join(f"{place} ({', '.join(words)})" for place, words in places.items()) or "nowhere"
+    found = grouped((row for row in rows if row[key] is not None and wanted(row[key])), "trace", "link_gb_per_s")
+    words = {
+        place: ", ".join(f"{row['forecast']} {100 * row[key]:+.1f} %" for row in own) for place, own in found.items()
+    }
+    return "; ".join(f"{trace}, {speed} GB/s ({own})" for (trace, speed), own in words.items()) or "nowhere"
 
 
 STUDY = Study(
-    title="Fetching ahead at equal bytes",
-    question="Do slots for guesses bring more than the same slots in the cache, and what do wrong guesses cost?",
-    split=SPLIT,
-    columns=(
-        Column("trace", "trace"),
-        Column("link_gb_per_s", "link GB/s", "count"),
-        Column("forecast", "forecast"),
-        Column("auto", "auto"),
-        Column("cached_slots", "slots", "count"),
-        Column("guess_slots", "for guesses", "count"),
-        Column("memory_bytes", "memory", "bytes"),
-        Column("hit_rate", "hit rate", "share"),
-        Column("stall_ms", "stall ms/token", "ms"),
-        Column("stall_saved", "stall saved", "share"),
-        Column("demand_bytes", "demand /token", "bytes"),
-        Column("guessed_bytes", "guessed", "bytes"),
-        Column("wasted_bytes", "wasted", "bytes"),
-        Column("tokens_per_s", "tokens/s", "speed"),
-        Column("faster", "against demand only", "share"),
-        Column("faster_off", "against off", "share"),
+    title="Prefetch at equal bytes",
+    question="Do rows for prefetch bring more than the same slots in the cache, and what do wrong predictions cost?",
+    columns=columns(
+        "trace link_gb_per_s forecast auto cached_slots prefetch_rows memory_bytes hit_rate stall_ms stall_saved "
+        "demand_bytes prefetched_bytes wasted_bytes tokens_per_s faster faster_off"
     ),
     charts=tuple(
         Chart("forecast", "tokens_per_s", "auto", "bars", {"link_gb_per_s": speed}, title=f"{speed} GB/s")
         for speed in SPEEDS_GB
     ),
-    plan=plan,
     conclude=conclude,
+    jobs=jobs,
+    max_events=50_000,
+    ran_on=f"policy {POLICY}, a quarter of all experts in memory, 10 ms of compute per pass, modelled link",
 )

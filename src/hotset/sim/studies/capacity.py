@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -12,29 +11,20 @@ import numpy as np
 from hotset.policies.base import compiled
 from hotset.policies.eam import EamState, match, take
 from hotset.sim.forecasting import evaluate
-from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
+from hotset.sim.studies._result import Chart, Job, Row, Study, columns, grouped
 from hotset.sim.studies._runs import LINK_WORDS, drive, layout, warmed
-from hotset.sim.studies._traces import SPLIT, Mix, mixes
-from hotset.trace import Trace
+from hotset.sim.studies._traces import SPLIT, Mix
 
 CAPACITIES = (1, 10, 50, 100, 200, 1000)
 OTHERS = (("lru", "transition"), ("blend", "best"))
 """What needs no matrices, to compare with."""
-MAX_EVENTS = 300_000
 _ROUNDS, _EVENTS = 5, 2000
 
 
-def plan(traces: Mapping[str, Trace]) -> Plan:
-    """Every capacity on every model, then what keeps no matrices."""
-    found = mixes(traces, MAX_EVENTS)
-    jobs = [partial(measure, mix, f"eam:capacity={n}", f"eam:capacity={n}", n) for mix in found for n in CAPACITIES]
-    others = [partial(measure, mix, *pair, None) for mix in found for pair in OTHERS]
-    notes = [
-        f"{mix.name}: {mix.fit.requests} requests run before the judged ones, so larger collections fill up "
-        "only while judging, or never"
-        for mix in found
-    ]
-    return Plan([*(mix.words() for mix in found), LINK_WORDS], [*jobs, *others], notes)
+def jobs(mix: Mix) -> list[Job]:
+    """Every capacity, then what keeps no matrices."""
+    specs = [(f"eam:capacity={n}", f"eam:capacity={n}", n) for n in CAPACITIES]
+    return [partial(measure, mix, *spec) for spec in (*specs, *((*pair, None) for pair in OTHERS))]
 
 
 def measure(mix: Mix, policy: str, forecast: str, capacity: int | None) -> list[Row]:
@@ -79,14 +69,13 @@ def _match_often(state: EamState, experts: Any, counts: Any, times: int) -> None
         match(state, 1)
 
 
-def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
+def conclude(rows: list[Row]) -> list[str]:
     """From which capacity on nothing is gained, and how that compares with keeping no matrices."""
-    notes = []
-    for name in dict.fromkeys(row["trace"] for row in rows):
-        own = [row for row in rows if row["trace"] == name]
+    notes = ["larger collections than requests run before the judged ones fill up only while judging, or never"]
+    for name, own in grouped(rows, "trace").items():
         notes.append(_saturation(name, [row for row in own if row["capacity"]]))
         notes.extend(_comparison(name, own, row) for row in own if not row["capacity"])
-    return rows, notes
+    return notes
 
 
 def _saturation(name: str, rows: list[Row]) -> str:
@@ -115,22 +104,14 @@ def _comparison(name: str, rows: list[Row], other: Row) -> str:
 STUDY = Study(
     title="Capacity of the collection of requests",
     question="How many matrices of past requests does activation-aware caching need, and what does a search cost?",
-    split=SPLIT + "; the collection goes on learning while it is judged",
-    columns=(
-        Column("trace", "trace"),
-        Column("policy", "policy"),
-        Column("forecast", "forecast"),
-        Column("capacity", "capacity", "count"),
-        Column("held", "held when judged", "count"),
-        Column("hit_rate", "hit rate", "share"),
-        Column("recall", "recall @k, 1 ahead", "share"),
-        Column("stall_ms", "stall ms/token", "ms"),
-        Column("match_us", "match us/event", "us"),
-    ),
+    columns=columns("trace policy forecast capacity held hit_rate recall stall_ms match_us"),
     charts=tuple(
         Chart("capacity", y, "trace", where={"policy": "eam"}, log_x=True)
         for y in ("hit_rate", "recall", "stall_ms", "match_us")
     ),
-    plan=plan,
     conclude=conclude,
+    jobs=jobs,
+    max_events=300_000,
+    ran_on=LINK_WORDS,
+    split=SPLIT + "; the collection goes on learning while it is judged",
 )

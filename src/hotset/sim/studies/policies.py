@@ -1,4 +1,4 @@
-"""LRU against LFU against all: precision and recall of caching and of guessing, as arXiv 2511.05814 studies them."""
+"""LRU against LFU against all: precision and recall of caching and of predicting, as arXiv 2511.05814 studies them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.cache.controller import Replayed
-from hotset.policies import names
+from hotset.policies import names, parse
 from hotset.sim.forecasting import evaluate
-from hotset.sim.studies._result import Chart, Column, Job, Plan, Row, Study
+from hotset.sim.studies._result import Chart, Job, Plan, Row, Study, columns, grouped
 from hotset.sim.studies._runs import forecasts_for, warmed
-from hotset.sim.studies._traces import SPLIT, Mix, mixes
+from hotset.sim.studies._traces import Mix, mixes
 from hotset.trace import Phase, Trace
 from hotset.trace.events import EventTable
 from hotset.trace.synth import SynthConfig, synthesise
@@ -23,30 +23,28 @@ SHARES = (0.125, 0.25, 0.375, 0.5)
 SMALL = 8
 """A layer of no more experts than this is cached by single slots, 2 to 6 of 8, not by shares."""
 MAX_EVENTS = 100_000
+NOTES = [
+    "the routing of the Mixtral-like model is synthetic, drawn from a model of popularity, topics and noise: its "
+    "figures rank policies under such routing and say nothing of Mixtral itself",
+    "with as many slots as a token uses experts, all that admit every expert are alike: an event fills the layer",
+    "layered is lru wherever slots belong to layers, as they do here",
+    "recall of caching is its hit rate: hits over experts used; predictions are as many as experts used, so that "
+    "precision and recall of predicting are the same by construction",
+]
 _DRAWN = ("belady", "blend", "eam", "lfru", "lru", "lfu")
 
 
 def plan(traces: Mapping[str, Trace]) -> Plan:
-    """Every policy at every size on every model, and the guesses where there are any."""
-    every = {**traces, "synthetic, as Mixtral": synthesise(MIXTRAL)}
-    found = mixes(every, MAX_EVENTS)
+    """Every policy at every size on every model, a synthetic one among them, and the forecast of routers."""
+    found = mixes({**traces, "synthetic, as Mixtral": synthesise(MIXTRAL)}, MAX_EVENTS)
     jobs: list[Job] = [
         partial(measure, mix, policy, slots)
         for mix in found
         for slots in sizes(mix)
         for policy in names()
-        if policy != "static"
+        if not parse(policy).needs_counts
     ]
-    jobs += [partial(measure_guesses, mix) for mix in found]
-    notes = [
-        "the routing of the Mixtral-like model is synthetic, drawn from a model of popularity, topics and noise: its "
-        "figures rank policies under such routing and say nothing of Mixtral itself",
-        "with as many slots as a token uses experts, all that admit every expert are alike: an event fills the layer",
-        "layered is lru wherever slots belong to layers, as they do here",
-        "recall of caching is its hit rate: hits over experts used; guesses are as many as experts used, so that "
-        "precision and recall of guessing are the same by construction",
-    ]
-    return Plan([mix.words() for mix in found], jobs, notes)
+    return Plan([mix.words() for mix in found], [*jobs, *(partial(measure_predictions, mix) for mix in found)], NOTES)
 
 
 def sizes(mix: Mix) -> list[int]:
@@ -85,12 +83,12 @@ def residents(events: EventTable, done: Replayed, before: npt.NDArray[np.int32])
     return np.asarray(level[np.arange(len(events)), events.layer])
 
 
-def measure_guesses(mix: Mix) -> list[Row]:
-    """The guesses of the next layer's router, judged; none where they were not recorded."""
+def measure_predictions(mix: Mix) -> list[Row]:
+    """The predictions of the next layer's router, judged; none where they were not recorded."""
     if "gate" not in forecasts_for(mix.whole):
         return []
     score = evaluate(mix.whole, ["gate"], (1,), mix.fit.requests / mix.whole.requests).scores[0]
-    return [_row(mix, "gate", "guessing", None, score.precision, score.recall)]
+    return [_row(mix, "gate", "predicting", None, score.precision, score.recall)]
 
 
 def _row(mix: Mix, policy: str, what: str, slots: int | None, precision: float | None, recall: float | None) -> Row:
@@ -106,17 +104,17 @@ def _row(mix: Mix, policy: str, what: str, slots: int | None, precision: float |
     }
 
 
-def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
+def conclude(rows: list[Row]) -> list[str]:
     """How far LFU is from LRU at every size, and who is best."""
-    notes = []
-    for name in dict.fromkeys(row["trace"] for row in rows):
-        own = [row for row in rows if row["trace"] == name and row["what"] == "caching"]
-        notes.append(f"{name}: " + "; ".join(_compare(own, slots) for slots in dict.fromkeys(r["slots"] for r in own)))
-    return rows, notes
+    caching = grouped((row for row in rows if row["what"] == "caching"), "trace")
+    return [
+        f"{name}: " + "; ".join(_compare(same, slots) for slots, same in grouped(own, "slots").items())
+        for name, own in caching.items()
+    ]
 
 
 def _compare(rows: list[Row], slots: int) -> str:
-    rate = {row["by"]: 100 * row["hit_rate"] for row in rows if row["slots"] == slots}
+    rate = {row["by"]: 100 * row["hit_rate"] for row in rows}
     best = max((name for name in rate if name != "belady"), key=lambda name: rate[name])
     return (
         f"{slots} slots: lfu {rate['lfu'] - rate['lru']:+.1f} points against lru, best {best} "
@@ -126,22 +124,9 @@ def _compare(rows: list[Row], slots: int) -> str:
 
 STUDY = Study(
     title="Policies by precision and recall",
-    question="Is LFU better than LRU, and what do residents and guesses bring, at 2 to 6 of 8 experts and elsewhere?",
-    split=SPLIT,
-    columns=(
-        Column("trace", "trace"),
-        Column("what", "what"),
-        Column("by", "policy or forecast"),
-        Column("slots", "slots/layer", "count"),
-        Column("share", "of layer", "share"),
-        Column("precision", "precision", "share"),
-        Column("recall", "recall", "share"),
-        Column("hit_rate", "hit rate", "share"),
-    ),
-    charts=(
-        Chart("share", "hit_rate", "by", where={"what": "caching"}, only=_DRAWN),
-        Chart("share", "precision", "by", where={"what": "caching"}, only=_DRAWN),
-    ),
-    plan=plan,
+    question="Is LFU better than LRU, and what do residents and predictions bring, at 2 to 6 of 8 experts?",
+    columns=columns("trace what by slots share precision recall hit_rate"),
+    charts=tuple(Chart("share", y, "by", where={"what": "caching"}, only=_DRAWN) for y in ("hit_rate", "precision")),
     conclude=conclude,
+    plan_of=plan,
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,31 +14,29 @@ from hotset.profile import Fingerprint
 from hotset.profile.fold import profile_of
 from hotset.profile.profile import UNKNOWN
 from hotset.sim.prefetch import simulate_prefetch
-from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
+from hotset.sim.studies._result import Chart, Job, Row, Study, columns, grouped
 from hotset.sim.studies._runs import LINK, LINK_WORDS, SHARE, Outcome, controller, drive, layout, outcome
-from hotset.sim.studies._traces import SPLIT, Mix, mixes
+from hotset.sim.studies._traces import Mix
 from hotset.trace import Phase, Trace
 
-MAX_EVENTS = 60_000
 DECAY = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """All that can be varied; `prior` teaches a cold cache what the first half used, else both halves are replayed."""
+    """All that can be varied; with `prior` a cold cache begins with a profile of the first half, not with a replay."""
 
     policy: str = f"decay:half_life={DECAY}"
     forecast: str = "best"
     share: float = SHARE
-    slots: int | None = None
-    distances: int = 1
-    min_probability: float = MIN_PROBABILITY
+    rows: int | None = None
+    rules: Mapping[str, Any] = field(default_factory=dict)  # of prefetch
     prior: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One thing to turn: the values tried, its default, and the setting that a value makes."""
+    """One thing to turn: its default, and the setting that each value makes."""
 
     name: str
     default: Any
@@ -47,40 +45,30 @@ class Knob:
 
 def knobs(trace: Trace) -> list[Knob]:
     """All knobs, each with the policy and forecast that it belongs to."""
-    base, slots = Setting(), prefetch_rows(Driver.CPU, trace.shape)
-    rooms = sorted({1, 2, slots, 2 * slots, 4 * slots})
-    eam = partial(_collection, base)
+    rows, layers = prefetch_rows(Driver.CPU, trace.shape), trace.shape.layers
     return [
-        Knob("cache size", SHARE, {share: replace(base, share=share) for share in (0.1875, 0.25, 0.375, 0.5)}),
-        Knob("decay half-life", DECAY, {n: replace(base, policy=f"decay:half_life={n}") for n in (2, 8, 16, 64, 256)}),
-        Knob("prior weight", PRIOR_TOKENS, {n: replace(base, prior=n) for n in (0, 16, 64, 256, 1024)}),
-        Knob("slots for guesses", slots, {n: replace(base, slots=n) for n in rooms}),
-        Knob("distance", 1, {n: replace(base, distances=n) for n in (1, 2, 3) if n <= trace.shape.layers}),
-        Knob(
-            "guess threshold", MIN_PROBABILITY, {p: replace(base, min_probability=p) for p in (0.1, 0.2, 0.3, 0.5, 0.7)}
-        ),
-        Knob("collection capacity", CAPACITY, {n: eam(f"capacity={n}") for n in (1, 10, 50, CAPACITY)}),
-        Knob("matching depth", 1, {n: eam(f"nearest={n}") for n in (1, 2, 4, 8)}),
+        _knob("cache size", SHARE, (0.1875, 0.25, 0.375, 0.5), lambda share: {"share": share}),
+        _knob("decay half-life", DECAY, (2, 8, 16, 64, 256), lambda n: {"policy": f"decay:half_life={n}"}),
+        _knob("prior weight", PRIOR_TOKENS, (0, 16, 64, 256, 1024), lambda n: {"prior": n}),
+        _knob("rows for prefetch", rows, sorted({1, 2, rows, 2 * rows, 4 * rows}), lambda n: {"rows": n}),
+        _knob("distance", 1, range(1, min(3, layers) + 1), lambda n: {"rules": {"layers_ahead": n}}),
+        _knob("probability", MIN_PROBABILITY, (0.1, 0.2, 0.3, 0.5, 0.7), lambda p: {"rules": {"min_probability": p}}),
+        _knob("collection capacity", CAPACITY, (1, 10, 50, CAPACITY), lambda n: _collection(f"capacity={n}")),
+        _knob("matching depth", 1, (1, 2, 4, 8), lambda n: _collection(f"nearest={n}")),
     ]
 
 
-def _collection(base: Setting, option: str) -> Setting:
-    return replace(base, policy=f"eam:{option}", forecast=f"eam:{option}")
+def _knob(name: str, default: Any, values: Iterable[Any], change: Callable[[Any], dict[str, Any]]) -> Knob:
+    return Knob(name, default, {value: Setting(**change(value)) for value in values})
 
 
-def plan(traces: Mapping[str, Trace]) -> Plan:
-    """Every knob on every model."""
-    found = mixes(traces, MAX_EVENTS)
-    jobs = [partial(measure, mix, knob) for mix in found for knob in knobs(mix.test)]
-    notes = [
-        "the collection's knobs are turned on policy and forecast eam, the others on decay with forecast best",
-        "prior weight is judged from an empty cache whose policy was taught a profile of the first half; the other "
-        "knobs after the first half was replayed",
-        "more slots for guesses leave fewer that cache: memory is the same, except where cache size itself is turned",
-        "the guess threshold is the least probability at which an expert is sent for",
-        "guesses are sent in every pass: where auto decides the other way, that would drown what a setting does",
-    ]
-    return Plan([*(mix.words() for mix in found), LINK_WORDS], jobs, notes)
+def _collection(option: str) -> dict[str, Any]:
+    return {"policy": f"eam:{option}", "forecast": f"eam:{option}"}
+
+
+def jobs(mix: Mix) -> list[Job]:
+    """Every knob."""
+    return [partial(measure, mix, knob) for knob in knobs(mix.test)]
 
 
 def measure(mix: Mix, knob: Knob) -> list[Row]:
@@ -108,29 +96,25 @@ def measure(mix: Mix, knob: Knob) -> list[Row]:
 
 def run(mix: Mix, setting: Setting) -> Outcome:
     """One setting on the judged half."""
-    room = layout(mix.test.shape, setting.share, setting.slots)
+    room = layout(mix.test.shape, setting.share, setting.rows)
     if setting.prior is None:
-        return drive(
-            mix, setting.policy, setting.forecast, room,
-            auto=False, distances=setting.distances, min_probability=setting.min_probability,
-        )  # fmt: skip
+        return drive(mix, setting.policy, setting.forecast, room, auto=False, **setting.rules)
     profile = profile_of(mix.fit, Fingerprint(UNKNOWN, ""))
     caches = [controller(mix.test.shape, setting.policy, room.cached) for _ in range(2)]
     for cache in caches:
         prime(cache, profile, setting.prior)
     hits = caches[0].replay(mix.test.events()).counters.hit_rate(Phase.DECODE)
-    plan = plan_prefetch(Driver.CPU, mix.test.shape, rows=room.ahead, trial=False)
+    plan = plan_prefetch(Driver.CPU, mix.test.shape, rows=room.prefetch_rows, trial=False)
     result = simulate_prefetch(mix.test, caches[1], LINK, setting.forecast, plan)
     return outcome(result, mix.tokens, hits)
 
 
-def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
+def conclude(rows: list[Row]) -> list[str]:
     """The knobs of each model, the one that matters most first."""
-    traces = list(dict.fromkeys(row["trace"] for row in rows))
-    ordered = sorted(rows, key=lambda row: (traces.index(row["trace"]), -row["range"]))
+    traces = list(grouped(rows, "trace"))
+    rows.sort(key=lambda row: (traces.index(row["trace"]), -row["range"]))
     notes = []
-    for name in traces:
-        own = [row for row in ordered if row["trace"] == name]
+    for name, own in grouped(rows, "trace").items():
         flat = [row["knob"] for row in own if row["range"] < 0.02]
         left = max(own[1:], key=lambda row: float(row["left"]))
         notes.append(
@@ -138,27 +122,23 @@ def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
             f"under 2 %: {', '.join(flat) or 'none'}; beside cache size, {left['knob']} leaves most on the table at "
             f"its default ({100 * left['left']:.1f} %)"
         )
-    return ordered, notes
+    return notes
 
 
 STUDY = Study(
     title="Sensitivity to settings",
     question="Which settings change the stall per token, and by how much?",
-    split=SPLIT,
-    columns=(
-        Column("trace", "trace"),
-        Column("knob", "knob"),
-        Column("values", "values"),
-        Column("default", "default", "count"),
-        Column("best", "best", "count"),
-        Column("base_stall_ms", "stall ms/token at default", "ms"),
-        Column("least_stall_ms", "least", "ms"),
-        Column("most_stall_ms", "most", "ms"),
-        Column("range", "range", "share"),
-        Column("left", "default above best", "share"),
-        Column("hit_points", "hit rate range, points", "points"),
-    ),
+    columns=columns("trace knob values default best base_stall_ms least_stall_ms most_stall_ms range left hit_points"),
     charts=(Chart("knob", "base_stall_ms", "trace", "spans", ends=("least_stall_ms", "most_stall_ms")),),
-    plan=plan,
     conclude=conclude,
+    jobs=jobs,
+    max_events=60_000,
+    ran_on=LINK_WORDS,
+    notes=(
+        "the collection's knobs are turned on policy and forecast eam, the others on decay with forecast best",
+        "prior weight is judged from an empty cache whose policy began with a profile of the first half; the other "
+        "knobs after the first half was replayed",
+        "more rows for prefetch leave fewer slots that cache: memory is the same, but for cache size",
+        "every pass is prefetched for: where auto decides the other way, that would drown what a setting does",
+    ),
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hotset.errors import HotsetError
-from hotset.forecasts import MAX_DISTANCE, parse
-from hotset.sim.forecasting import BINS, HITS, SUMS, USED, arrays_of, loop_of
-from hotset.sim.studies._result import Chart, Column, Plan, Row, Study
+from hotset.forecasts import parse
+from hotset.sim.forecasting import HITS, USED, arrays_of, run_loop
+from hotset.sim.studies._result import Chart, Job, Plan, Row, Study, columns, grouped
 from hotset.sim.studies._runs import controller, forecasts_for, layout
 from hotset.sim.studies._traces import shuffled
 from hotset.trace import Phase, Trace
@@ -35,13 +35,6 @@ Rates = npt.NDArray[np.float64]
 Measure = Callable[[list[Trace]], Rates]
 
 
-class Pair(NamedTuple):
-    """One switch from a task to another."""
-
-    before: Trace
-    after: Trace
-
-
 class Recovery(NamedTuple):
     """After how many requests the shortfall was made up, and how large it was at first."""
 
@@ -54,9 +47,9 @@ class Recovery(NamedTuple):
 def plan(traces: Mapping[str, Trace]) -> Plan:
     """Every policy and forecast on switches within a family and between families."""
     pairs = _pairs(traces)
-    jobs: list[Any] = []
+    jobs: list[Job] = []
     for kind, own in pairs.items():
-        switches = [Pair(traces[a], traces[b]) for a, b in own]
+        switches = [(traces[a], traces[b]) for a, b in own]
         known = [name for name in FORECASTS if all(name in forecasts_for(trace) for pair in switches for trace in pair)]
         jobs += [partial(measure, kind, "hit rate", spec, switches) for spec in POLICIES]
         jobs += [partial(measure, kind, "forecast recall", spec, switches) for spec in known]
@@ -81,10 +74,10 @@ def _fits(one: Trace, other: Trace) -> bool:
     return one.experts.shape[1:] == other.experts.shape[1:] and min(one.requests, other.requests) > 1
 
 
-def measure(kind: str, what: str, spec: str, switches: list[Pair]) -> list[Row]:
+def measure(kind: str, what: str, spec: str, switches: list[tuple[Trace, Trace]]) -> list[Row]:
     """One row: all switches of a kind, each in several orders."""
     rates = partial(hit_rates, spec) if what == "hit rate" else partial(recalls, spec)
-    found = [recover(pair, seed, rates) for pair in switches for seed in range(ORDERS)]
+    found = [recover(*pair, seed, rates) for pair in switches for seed in range(ORDERS)]
     requests = [one.requests for one in found]
     return [
         {
@@ -102,17 +95,15 @@ def measure(kind: str, what: str, spec: str, switches: list[Pair]) -> list[Row]:
     ]
 
 
-def recover(pair: Pair, seed: int, rates: Measure) -> Recovery:
+def recover(before: Trace, after: Trace, seed: int, rates: Measure) -> Recovery:
     """Compare the same requests after another task with the same after their own."""
     rng = np.random.default_rng(seed)
-    before, after = shuffled(pair.before, rng), shuffled(pair.after, rng)
-    half = len(after) // 2
-    judged = after[half:]
-    own = rates([*after[:half], *judged])[half:]
-    first = before[:half]
-    gap = own - rates([*first, *judged])[len(first) :]
+    others, own = shuffled(before, rng), shuffled(after, rng)
+    half = len(own) // 2
+    settled, first = rates(own)[half:], others[:half]
+    gap = settled - rates([*first, *own[half:]])[len(first) :]
     at = first_recovered(gap)
-    return Recovery(len(gap) if at is None else at, at is not None, float(gap[0]), float(own.mean()))
+    return Recovery(len(gap) if at is None else at, at is not None, float(gap[0]), float(settled.mean()))
 
 
 def first_recovered(gap: Rates) -> int | None:
@@ -125,7 +116,7 @@ def first_recovered(gap: Rates) -> int | None:
 def hit_rates(policy: str, requests: list[Trace]) -> Rates:
     """The decode hit rate of each request, in their order, from a cold start."""
     events = concat(requests).events()
-    cache = controller(events.shape, policy, layout(events.shape, ahead=0).cached)
+    cache = controller(events.shape, policy, layout(events.shape, rows=0).cached)
     misses = cache.replay(events).misses
     new = events.phase == Phase.DECODE
     asked = np.bincount(events.request[new], np.diff(events.start)[new], len(requests))
@@ -134,58 +125,41 @@ def hit_rates(policy: str, requests: list[Trace]) -> Rates:
 
 def recalls(spec: str, requests: list[Trace]) -> Rates:
     """The recall one layer ahead of each request, in their order, while the forecast learns."""
-    forecast, shape = parse(spec), requests[0].shape
-    state, run = forecast.start(shape), loop_of(type(forecast))
-    found = []
+    forecast = parse(spec)
+    state, found = forecast.start(requests[0].shape), []
     for number, trace in enumerate(requests):
         events = trace.events()
         events.request[:] = number  # alone, every request is number 0
-        story = arrays_of(trace, events, events.phase == Phase.DECODE)
-        sums, bins = np.zeros((MAX_DISTANCE, shape.layers, SUMS)), np.zeros((MAX_DISTANCE, BINS, 3))
-        scratch, guesses = np.zeros((2, shape.experts)), np.empty((MAX_DISTANCE, shape.experts), np.int16)
-        wanted = np.arange(MAX_DISTANCE) == 0
-        run(state, story, wanted, shape.top_k, sums, bins, scratch, guesses, len(story.layer))
+        sums, _ = run_loop(forecast, state, trace, arrays_of(trace, events, events.phase == Phase.DECODE), (1,))
         total = sums[0, 1:].sum(0)
         found.append(total[HITS] / total[USED])
     return np.array(found)
 
 
-def conclude(rows: list[Row]) -> tuple[list[Row], list[str]]:
+def conclude(rows: list[Row]) -> list[str]:
     """What recovers soonest and latest for each kind of switch."""
     notes = [
         f"recovered: over {SPAN} requests in a row the mean shortfall is at most {100 * WITHIN:.0f} point, against the "
         "same requests after others of their own task; a switch that never recovers counts with all judged requests"
     ]
-    for kind in dict.fromkeys((row["switch"], row["what"]) for row in rows):
-        own = [row for row in rows if (row["switch"], row["what"]) == kind]
-        fast, slow = min(own, key=lambda row: float(row["mean"])), max(own, key=lambda row: float(row["mean"]))
+    for (switch, what), own in grouped(rows, "switch", "what").items():
+        fast, *_, slow = sorted(own, key=lambda row: float(row["mean"]))
         notes.append(
-            f"{kind[0]}, {kind[1]}: {fast['by']} recovers soonest ({fast['mean']:.1f} requests on average), "
+            f"{switch}, {what}: {fast['by']} recovers soonest ({fast['mean']:.1f} requests on average), "
             f"{slow['by']} latest ({slow['mean']:.1f}, {slow['not_recovered']} of {slow['switches']} never)"
         )
-    return rows, notes
+    return notes
 
 
 STUDY = Study(
     title="Recovery after a change of task",
     question="After how many requests are hit rate and forecasts as good as if the task had never changed?",
-    split="half of a task's requests warm the cache that never switched; the other half is judged on both caches",
-    columns=(
-        Column("switch", "switch"),
-        Column("what", "figure"),
-        Column("by", "policy or forecast"),
-        Column("least", "min", "count"),
-        Column("mean", "mean requests to recover", "speed"),
-        Column("most", "max", "count"),
-        Column("not_recovered", "never", "count"),
-        Column("switches", "switches", "count"),
-        Column("first_gap", "gap at first, points", "points"),
-        Column("settled", "never switched", "share"),
+    columns=columns("switch what by least mean most not_recovered switches first_gap settled"),
+    charts=tuple(
+        Chart("by", "mean", "switch", "spans", {"what": what}, title=what, ends=("least", "most"))
+        for what in ("hit rate", "forecast recall")
     ),
-    charts=(
-        Chart("by", "mean", "switch", "spans", {"what": "hit rate"}, title="hit rate", ends=("least", "most")),
-        Chart("by", "mean", "switch", "spans", {"what": "forecast recall"}, (), "recall", ends=("least", "most")),
-    ),
-    plan=plan,
     conclude=conclude,
+    split="half of a task's requests warm the cache that never switched; the other half is judged on both caches",
+    plan_of=plan,
 )

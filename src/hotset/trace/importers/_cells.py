@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy.typing as npt
 from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Phase
-from hotset.trace.trace import NONE, Labels, Trace
+from hotset.trace.importers._options import ImportOptions, choose_shape, describe_source
+from hotset.trace.trace import NONE, Labels, Trace, dense_steps
 
 _ROWS_AT_ONCE = 1 << 14
 _MAX_SPARSITY = 16
@@ -44,7 +46,44 @@ class _Order:
     token: npt.NDArray[np.int64]  # [rows], token number of each sorted row
 
 
-def layer_ids_of(cells: Cells, layers: int | None) -> npt.NDArray[np.int32]:
+def text_of(line: bytes, number: int, most_bytes: int, what: str) -> str:
+    """A line of a text format without its ends."""
+    if len(line) > most_bytes:
+        raise TraceError(f"line {number} is longer than {most_bytes} bytes: {what}")
+    try:
+        return line.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise TraceError(f"line {number} is not UTF-8 text") from None
+
+
+def build_trace(
+    path: Path,
+    options: ImportOptions,
+    cells: Cells,
+    facts: Mapping[str, Any],
+    describe: Callable[[int], str],
+    labels: Labels = (),
+) -> Trace:
+    """The trace of a file that states these facts of the model; what it does not state is worked out.
+
+    `describe` names the token of a row in error messages.
+    """
+    layer_ids = _layer_ids(cells, facts.get("layers"))
+    top_k = facts.get("top_k") or int(np.diff(cells.start).max())
+    wrong = np.diff(cells.start) > top_k
+    if wrong.any():
+        line = int(cells.line[int(np.argmax(wrong))])
+        raise TraceError(f"line {line} lists more than {top_k} experts, the header's top_k")
+    largest = int(cells.expert.max(initial=-1))
+    shape = choose_shape(options, len(layer_ids), top_k, largest, facts.get("experts"), facts.get("expert_bytes"))
+    stated = facts.get("experts") is not None
+    meta = describe_source(path, options, shape, stated=stated, model=facts.get("model"))
+    meta["layer_ids"] = ",".join(map(str, layer_ids.tolist()))
+    meta |= {"arch": facts["arch"]} if facts.get("arch") else {}
+    return _assemble(cells, shape, layer_ids, describe, labels, meta)
+
+
+def _layer_ids(cells: Cells, layers: int | None) -> npt.NDArray[np.int32]:
     """The file's numbers of the MoE layers: all that the header states, else those that occur."""
     if layers is None:
         return np.unique(cells.layer)
@@ -55,7 +94,7 @@ def layer_ids_of(cells: Cells, layers: int | None) -> npt.NDArray[np.int32]:
     return np.arange(layers, dtype=np.int32)
 
 
-def assemble(
+def _assemble(
     cells: Cells,
     shape: ModelShape,
     layer_ids: npt.NDArray[np.int32],
@@ -63,7 +102,6 @@ def assemble(
     labels: Labels,
     meta: dict[str, str],
 ) -> Trace:
-    """Build the trace; `describe` names the token of a row in error messages."""
     _check_experts(cells, shape.experts)
     order = _sort(cells)
     _check_phases(cells, order)
@@ -74,15 +112,15 @@ def assemble(
             f"{tokens} tokens x {shape.layers} layers x top {shape.top_k} are nearly all empty: "
             "is the model in the header the one that was recorded?"
         )
-    first = order.rows[order.first]
+    first, dims = order.rows[order.first], (tokens, shape.layers, shape.top_k)
     layer = np.searchsorted(layer_ids, cells.layer)
     return Trace(
         shape=shape,
-        experts=_scatter(cells, order, layer, cells.expert, np.full(_dims(tokens, shape), NONE, np.int16)),
+        experts=_scatter(cells, order, layer, cells.expert, np.full(dims, NONE, np.int16)),
         request=cells.request[first],
-        step=_dense(cells.step[first]),
+        step=dense_steps(cells.step[first]),
         phase=cells.phase[first],
-        weights=_weights(cells, order, layer, _dims(tokens, shape)),
+        weights=_weights(cells, order, layer, dims),
         token_ids=_token_ids(cells, order),
         labels=labels,
         meta=meta,
@@ -136,10 +174,6 @@ def _check_ragged(cells: Cells, order: _Order, describe: Callable[[int], str]) -
         raise TraceError(f"{describe(int(own[0]))} lacks layer {missing}, which other decode tokens have")
 
 
-def _dims(tokens: int, shape: ModelShape) -> tuple[int, int, int]:
-    return tokens, shape.layers, shape.top_k
-
-
 def _scatter(
     cells: Cells, order: _Order, layer: npt.NDArray[Any], values: npt.NDArray[Any], grid: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
@@ -178,7 +212,3 @@ def _token_ids(cells: Cells, order: _Order) -> npt.NDArray[np.int32] | None:
             f"line {int(cells.line[row])}: token_id is missing here, but given elsewhere: give all or none"
         )
     return ids
-
-
-def _dense(step: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    return np.concatenate(([0], np.cumsum(np.diff(step) != 0))).astype(np.int32)

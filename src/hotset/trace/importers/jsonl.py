@@ -12,8 +12,8 @@ from hotset.errors import TraceError
 from hotset.reading import lines_of, open_regular, parse_bounded
 from hotset.shape import MAX_LAYERS
 from hotset.trace.event import Phase
-from hotset.trace.importers._cells import Cells, assemble, layer_ids_of
-from hotset.trace.importers._options import ImportOptions, choose_shape, describe_source
+from hotset.trace.importers._cells import Cells, build_trace, text_of
+from hotset.trace.importers._options import ImportOptions
 from hotset.trace.trace import Labels, Trace
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -39,29 +39,7 @@ def read(path: Path, options: ImportOptions) -> Trace:
         header = _read_lines(file, rows)
     if not rows.line:
         raise TraceError("the file holds no rows: nothing was recorded")
-    cells = rows.cells()
-    layer_ids = layer_ids_of(cells, header.get("layers"))
-    top_k = header.get("top_k") or int(np.diff(cells.start).max())
-    shape = choose_shape(
-        options,
-        len(layer_ids),
-        top_k,
-        int(cells.expert.max(initial=-1)),
-        header.get("experts"),
-        header.get("expert_bytes"),
-    )
-    meta = describe_source(path, options, shape, stated="experts" in header, model=header.get("model"))
-    meta["layer_ids"] = ",".join(map(str, layer_ids.tolist()))
-    _check_top_k(cells, top_k)
-    return assemble(cells, shape, layer_ids, rows.describe, rows.labels(), meta)
-
-
-def _check_top_k(cells: Cells, top_k: int) -> None:
-    wrong = np.diff(cells.start) > top_k
-    if wrong.any():
-        raise TraceError(
-            f"line {cells.line[int(np.argmax(wrong))]} lists more than {top_k} experts, the header's top_k"
-        )
+    return build_trace(path, options, rows.cells(), header, rows.describe, rows.labels())
 
 
 class _Rows:
@@ -141,10 +119,11 @@ def _read_lines(file: IO[bytes], rows: _Rows) -> dict[str, Any]:
     """Read all rows; returns what the header states, if there is one."""
     header: dict[str, Any] = {}
     for number, line in enumerate(lines_of(file, _MAX_LINE_BYTES), start=1):
+        text = text_of(line, number, _MAX_LINE_BYTES, "expected one object per token and layer")
+        if not text:
+            continue
         try:
             row = _parse(line)
-            if row is None:
-                continue
             if "hotset" in row and not rows.line and not header:
                 header = _check_header(row)
             else:
@@ -154,17 +133,12 @@ def _read_lines(file: IO[bytes], rows: _Rows) -> dict[str, Any]:
     return header
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    if len(line) > _MAX_LINE_BYTES:
-        raise TraceError(f"longer than {_MAX_LINE_BYTES} bytes: expected one object per token and layer")
+def _parse(line: bytes) -> dict[str, Any]:
     try:
-        text = line.decode("utf-8").strip()
-        row = parse_bounded(line, values=_MAX_VALUES, containers=_MAX_VALUES) if text else None
-    except UnicodeDecodeError:
-        raise TraceError("not UTF-8 text") from None
+        row = parse_bounded(line, values=_MAX_VALUES, containers=_MAX_VALUES)
     except (ValueError, RecursionError):
         raise TraceError("not valid JSON") from None
-    if text and not isinstance(row, dict):
+    if not isinstance(row, dict):
         raise TraceError("not a JSON object")
     return row
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from hotset.errors import TraceError
 from hotset.reading import TooLargeError, parse_bounded, read_bounded
 from hotset.trace.event import Phase
+from hotset.trace.format import signed
 from hotset.trace.importers._archive import read_arrays
 from hotset.trace.importers._options import ImportOptions, choose_shape, describe_source, number_passes
 from hotset.trace.trace import Labels, Trace
@@ -18,7 +19,6 @@ from hotset.trace.trace import Labels, Trace
 SUFFIXES = (".npz",)
 _KEYS = ("experts", "req_len", "tok", "weights", "weights_u8", "phase", "layer_ids")
 _MAX_LABEL_BYTES, _MAX_LABEL_VALUES = 64 << 20, 1 << 20
-_MAX_ID = np.iinfo(np.int16).max
 _SHARES = (np.arange(256) / 255).astype(np.float16)
 
 Array = npt.NDArray[Any]
@@ -56,15 +56,9 @@ def read(path: Path, options: ImportOptions) -> Trace:
 
 
 def _signed(stored: Array) -> npt.NDArray[np.int16]:
-    """Ids as int16, with -1 where all bits of the stored id are set."""
     if stored.dtype.kind != "u" or stored.ndim != 3 or 0 in stored.shape:
         raise TraceError(f"experts is {stored.dtype} {stored.shape}, not unsigned [tokens, layers, top_k]")
-    unused = stored == np.iinfo(stored.dtype).max
-    if stored.dtype.itemsize > 1 and (largest := int(stored.max(initial=0, where=~unused))) > _MAX_ID:
-        raise TraceError(f"expert {largest} is out of range: ids go up to {_MAX_ID}")
-    signed = stored.astype(np.int16)
-    signed[unused] = -1
-    return signed
+    return signed(stored, "experts")
 
 
 def _requests(lengths: Array, tokens: int) -> npt.NDArray[np.int32]:

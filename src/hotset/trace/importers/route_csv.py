@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import warnings
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,25 +15,17 @@ import numpy.typing as npt
 
 from hotset.errors import TraceError
 from hotset.reading import lines_of, open_regular
-from hotset.trace.importers._cells import Cells, assemble, layer_ids_of
-from hotset.trace.importers._options import ImportOptions, choose_shape, describe_source, number_passes
+from hotset.trace.importers._cells import Cells, build_trace, text_of
+from hotset.trace.importers._options import ImportOptions, number_passes
 from hotset.trace.trace import Trace
 
 SUFFIXES = (".csv",)
 _VERSION = "v1"
 _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
 _LIMITS = {"turn": 1 << 31, "phase": 2, "step": 1 << 31, "layer": 4096, "slot": 32767, "expert": 32767}
-_TYPES = {
-    "turn": np.int32,
-    "phase": np.uint8,
-    "step": np.int32,
-    "layer": np.int16,
-    "slot": np.int16,
-    "expert": np.int16,
-}
+_TYPES = {"phase": np.uint8, "layer": np.int16, "slot": np.int16, "expert": np.int16}
 _MAX_COLUMNS = 64
 _MAX_LINE_BYTES = 4096
-_LINES_AT_ONCE = 1 << 14
 _MODEL_FACTS = re.compile(
     r"model=(.*?)(?: arch=(\S+))?(?: n_layer=(\d{1,9}))?(?: n_expert=(\d{1,9}))?(?: n_expert_used=(\d{1,9}))?"
 )
@@ -45,11 +38,7 @@ Columns = dict[str, npt.NDArray[Any]]
 class _Preamble:
     """What the comment lines and the column line state."""
 
-    model: str | None = None
-    arch: str | None = None
-    experts: int | None = None
-    top_k: int | None = None
-    expert_bytes: int | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # model, arch, experts, top_k, expert_bytes
     columns: list[str] = field(default_factory=list)
     lines: int = 0
 
@@ -65,22 +54,12 @@ def read(path: Path, options: ImportOptions) -> Trace:
         preamble = _read_preamble(file)
         columns = _read_columns(file, preamble)
     cells = _to_cells(columns)
-    layer_ids = layer_ids_of(cells, None)
-    top_k = preamble.top_k or int(columns["slot"].max()) + 1
-    shape = choose_shape(
-        options, len(layer_ids), top_k, int(cells.expert.max()), preamble.experts, preamble.expert_bytes
-    )
-    meta = describe_source(path, options, shape, stated=preamble.experts is not None, model=preamble.model)
-    meta["layer_ids"] = ",".join(map(str, layer_ids.tolist()))
-    if preamble.arch:
-        meta["arch"] = preamble.arch
-    return assemble(
+    return build_trace(
+        path,
+        options,
         cells,
-        shape,
-        layer_ids,
+        preamble.facts,
         lambda row: f"line {cells.line[row]}: the token of step {cells.token[row]}",
-        (),
-        meta,
     )
 
 
@@ -90,7 +69,7 @@ def _read_preamble(file: IO[bytes]) -> _Preamble:
         preamble.lines += 1
         text = _decode(line, preamble.lines)
         if text.startswith("#"):
-            _note_fact(preamble, text[1:].strip())
+            _note_fact(preamble.facts, text[1:].strip())
         elif text:
             preamble.columns = _check_columns(text.split(","), preamble.lines)
             return preamble
@@ -98,24 +77,17 @@ def _read_preamble(file: IO[bytes]) -> _Preamble:
 
 
 def _decode(line: bytes, number: int) -> str:
-    if len(line) > _MAX_LINE_BYTES:
-        raise TraceError(f"line {number} is longer than {_MAX_LINE_BYTES} bytes: not a route CSV")
-    try:
-        return line.decode("utf-8").strip()
-    except UnicodeDecodeError:
-        raise TraceError(f"line {number} is not UTF-8 text") from None
+    return text_of(line, number, _MAX_LINE_BYTES, "not a route CSV")
 
 
-def _note_fact(preamble: _Preamble, text: str) -> None:
+def _note_fact(facts: dict[str, Any], text: str) -> None:
     if text.startswith("route_trace") and text.split()[1:] != [_VERSION]:
         raise TraceError(f"this is {text[:60]!r}; hotset reads route_trace {_VERSION}")
     if found := _MODEL_FACTS.fullmatch(text):
-        preamble.model = re.split(r"[/\\]", found[1])[-1] or None
-        preamble.arch = found[2]
-        preamble.experts = int(found[4] or 0) or None
-        preamble.top_k = int(found[5] or 0) or None
+        facts |= {"model": re.split(r"[/\\]", found[1])[-1] or None, "arch": found[2]}
+        facts |= {"experts": int(found[4] or 0) or None, "top_k": int(found[5] or 0) or None}
     elif found := _LAYER_FACTS.fullmatch(text):
-        preamble.expert_bytes = max(preamble.expert_bytes or 0, int(found[1]))
+        facts["expert_bytes"] = max(facts.get("expert_bytes", 0), int(found[1]))
 
 
 def _check_columns(names: list[str], line: int) -> list[str]:
@@ -127,62 +99,43 @@ def _check_columns(names: list[str], line: int) -> list[str]:
 
 
 def _read_columns(file: IO[bytes], preamble: _Preamble) -> Columns:
-    parts = [_convert(values, lines, preamble) for values, lines in _blocks(file, preamble)]
-    if not parts:
+    numbers, last = array("q"), ""
+
+    def rows() -> Iterator[str]:
+        """The lines that hold something, as numpy asks for them: the last one asked for is the one it stumbles over."""
+        nonlocal last
+        for number, line in enumerate(lines_of(file, _MAX_LINE_BYTES), start=preamble.lines + 1):
+            if text := _decode(line, number):
+                numbers.append(number)
+                last = text
+                yield text
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # no rows at all
+            values = np.loadtxt(rows(), delimiter=",", comments=None, ndmin=2)
+    except ValueError:
+        values = np.empty((0, 0))
+    if not numbers:
         raise TraceError("the file holds no rows: nothing was recorded")
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if values.shape != (len(numbers), len(preamble.columns)):
+        raise TraceError(f"line {numbers[-1]} is not {len(preamble.columns)} numbers: {last[:60]!r}")
+    columns = _convert(values, np.array(numbers, np.int64), preamble)
     if "weight" in columns:
         _settle_weights(columns)
     return columns
-
-
-def _blocks(file: IO[bytes], preamble: _Preamble) -> Iterator[tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]]:
-    """The rows as numbers, some thousands at a time, with their line numbers."""
-    at, rest = preamble.lines, lines_of(file, _MAX_LINE_BYTES)
-    while block := list(islice(rest, _LINES_AT_ONCE)):
-        texts = [_decode(line, at + 1 + i) for i, line in enumerate(block)]
-        lines = np.array([at + 1 + i for i, text in enumerate(texts) if text], np.int64)
-        texts = [text for text in texts if text]
-        at += len(block)
-        if not texts:
-            continue
-        values = _parse(texts, len(preamble.columns))
-        if values is None:
-            fault = _first_fault(texts, len(preamble.columns))
-            raise TraceError(f"line {lines[fault]} is not {len(preamble.columns)} numbers: {texts[fault][:60]!r}")
-        yield values, lines
-
-
-def _parse(texts: list[str], columns: int) -> npt.NDArray[np.float64] | None:
-    try:
-        values = np.loadtxt(texts, delimiter=",", comments=None, ndmin=2)
-    except ValueError:
-        return None
-    return values if values.shape == (len(texts), columns) else None
-
-
-def _first_fault(texts: list[str], columns: int) -> int:
-    """Find the first row that does not parse, by halving."""
-    low, high = 0, len(texts)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _parse(texts[low:middle], columns) is None:
-            high = middle
-        else:
-            low = middle
-    return low
 
 
 def _convert(values: npt.NDArray[np.float64], lines: npt.NDArray[np.int64], preamble: _Preamble) -> Columns:
     columns: Columns = {"line": lines}
     for name in _NEEDED:
         column = values[:, preamble.columns.index(name)]
-        limit = min(_LIMITS[name], (preamble.top_k or _LIMITS[name]) if name == "slot" else _LIMITS[name])
+        limit = min(_LIMITS[name], (preamble.facts.get("top_k") or _LIMITS[name]) if name == "slot" else _LIMITS[name])
         wrong = ~((column >= 0) & (column < limit) & (column == np.floor(column)))
         if wrong.any():
             at = int(np.argmax(wrong))
             raise TraceError(f"line {lines[at]}: {name} {column[at]:g} is not a whole number from 0 to {limit - 1}")
-        columns[name] = column.astype(_TYPES[name])
+        columns[name] = column.astype(_TYPES.get(name, np.int32))
     if "weight" in preamble.columns:
         columns["weight"] = _convert_weight(values[:, preamble.columns.index("weight")], lines)
     return columns

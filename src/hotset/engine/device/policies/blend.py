@@ -13,17 +13,18 @@ import triton
 import triton.language as tl
 
 from hotset.engine.device.policies import DevicePolicy
+from hotset.policies import _regression as shared
 from hotset.policies import blend as host
 
 Tensor = torch.Tensor
 
 _RATES, _FEATURES = tl.constexpr(host.RATES), tl.constexpr(host.FEATURES)
 _MEAN, _LIFT, _BIAS = tl.constexpr(host.MEAN), tl.constexpr(host.LIFT), tl.constexpr(host.BIAS)
-_LANES = tl.constexpr(host._LANES)
-_LEARN_RATE, _FORGET = tl.constexpr(host._LEARN_RATE), tl.constexpr(host._FORGET)
-_MIN_ENERGY = tl.constexpr(host._MIN_ENERGY)
-_SPELL, _CHURN_RATE = tl.constexpr(host._SPELL), tl.constexpr(host._CHURN_RATE)
-_SMOOTH, _RARE = tl.constexpr(host._SMOOTH), tl.constexpr(host._RARE)
+_LANES = tl.constexpr(shared.LANES)
+_LEARN_RATE, _FORGET = tl.constexpr(shared.LEARN_RATE), tl.constexpr(shared.FORGET)
+_MIN_ENERGY = tl.constexpr(shared.MIN_ENERGY)
+_SPELL, _CHURN_RATE = tl.constexpr(host.SPELL), tl.constexpr(host.CHURN_RATE)
+_SMOOTH, _RARE = tl.constexpr(host.SMOOTH), tl.constexpr(host.RARE)
 _ROWS = tl.constexpr(16)  # powers of two that hold all features, all rates, and rows of transitions at a time
 _RATE_ROWS = tl.constexpr(8)
 _AT_A_TIME = tl.constexpr(8)

@@ -9,7 +9,7 @@ from hotset.engine.device.policies import DevicePolicy
 from hotset.engine.device.policies.decay import add_uses
 from hotset.policies import slru as host
 
-_ABOVE = tl.constexpr(host._ABOVE)
+_ABOVE = tl.constexpr(host.ABOVE)
 
 
 @triton.jit
