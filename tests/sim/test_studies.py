@@ -77,15 +77,15 @@ def test_every_study_has_one_schema(name: str, traces: dict[str, Trace]) -> None
     assert result.rows
     assert result.ran_on
     assert result.notes
-    keys = {column.key for column in result.columns}
+    keys = {column.key for column in result.study.columns}
     for row in result.rows:
         assert keys <= set(row)
-    for chart in result.charts:
+    for chart in result.study.charts:
         assert {chart.x, chart.y, chart.by, *chart.where, *(chart.ends or ())} <= set(result.rows[0])
     document = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     assert set(document) == {"title", "question", "ran_on", "split", "columns", "rows", "notes"}
     for row in result.rows:
-        for column in result.columns:
+        for column in result.study.columns:
             if column.kind == "share" and column.key in ("hit_rate", "recall", "precision"):
                 assert row[column.key] is None or 0 <= row[column.key] <= 1
 

@@ -29,7 +29,7 @@ COMMON = RATES + 3
 
 MEAN, LIFT, WORD, ROUTER, EARLIER = 0, 1, 2, 3, 4
 MEMBERS = 5
-"""Features by distance: transitions in two views, the token, the routers' guesses, and what was said a layer ago."""
+"""Features by distance: transitions in two views, the token, the routers, and what was said a layer ago."""
 
 
 class BestState(NamedTuple):
@@ -54,7 +54,7 @@ class BestState(NamedTuple):
 
 @compiled
 def observe(state: BestState, seen: Seen) -> None:
-    """Learn from how well this event was foreseen, let the members learn, then look ahead from it."""
+    """Learn from how well this event was predicted, let the members learn, then predict from it."""
     if seen.phase == 1:
         _learn(state, seen)
     previous.observe(state.previous, seen)
@@ -86,7 +86,7 @@ def probabilities(state: BestState, seen: Seen, target: int, distance: int, out:
 
 @compiled
 def _learn(state: BestState, seen: Seen) -> None:
-    """One step on the log-likelihood of what was used, at every distance from which it was foreseen."""
+    """One step on the log-likelihood of what was used, at every distance from which it was predicted."""
     surprise = state.scratch[0]
     for d in range(MAX_DISTANCE):
         kind = state.kind[d, seen.layer]
@@ -186,7 +186,7 @@ def _weigh(state: BestState, target: int, d: int, weights: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Best(Forecast, name="best", observe=observe, probabilities=probabilities, uses_tokens=True):
-    """The probability of each expert by everything that is known, weighed by how well it has foretold so far."""
+    """The probability of each expert by everything that is known, weighed by how well it has predicted so far."""
 
     def start(self, shape: ModelShape) -> BestState:
         """Trust the rate of use and the routers fully, the others a little, until evidence says otherwise."""

@@ -20,19 +20,19 @@ _REST = 0.4  # of the rate of use, for an expert that was not predicted
 
 
 class GateState(NamedTuple):
-    """The guesses that wait for their layer, and how often those of each rank were right."""
+    """The predictions that wait for their layer, and how often those of each rank were right."""
 
     rates: Rates
     pending: Any  # int16 [distances, layers, experts]: best first, then -1
-    several: Any  # uint8 [distances, layers], whether the guesses are of several tokens together
-    all_cells: Any  # float64 [2, distances, experts + 1, 2]: by rank, over all layers; the last: not guessed
+    several: Any  # uint8 [distances, layers], whether the predictions are of several tokens together
+    all_cells: Any  # float64 [2, distances, experts + 1, 2]: by rank, over all layers; the last: not predicted
     own_cells: Any  # float64 [2, distances, layers, experts + 1, 2]
-    rank: Any  # int32 [experts], of the guesses at hand
+    rank: Any  # int32 [experts], of the predictions at hand
 
 
 @compiled
 def observe(state: GateState, seen: Seen) -> None:
-    """Judge the guesses that were made for this layer, then take in those made from it."""
+    """Judge the predictions that were made for this layer, then take in those made from it."""
     for d in range(MAX_DISTANCE):
         if state.pending[d, seen.layer, 0] >= 0:
             _judge(state, d, seen)
@@ -47,7 +47,7 @@ def observe(state: GateState, seen: Seen) -> None:
 
 @compiled
 def probabilities(state: GateState, seen: Seen, target: int, distance: int, out: Any) -> None:
-    """What a guess of this rank has been worth; the rest in proportion to the rate of use."""
+    """What a prediction of this rank has been worth; the rest in proportion to the rate of use."""
     rate, d = state.rates.rate[target], distance - 1
     for e in range(len(out)):
         out[e] = rate[e]
@@ -87,19 +87,19 @@ def _judge(state: GateState, d: int, seen: Seen) -> None:
 
 
 @compiled
-def _rank(state: GateState, guesses: Any) -> None:
-    """Who was guessed at which rank; the number of experts stands for none."""
+def _rank(state: GateState, predicted: Any) -> None:
+    """Which expert was predicted at which rank; the number of experts stands for none."""
     for e in range(len(state.rank)):
         state.rank[e] = len(state.rank)
-    for r in range(len(guesses)):
-        if guesses[r] < 0:
+    for r in range(len(predicted)):
+        if predicted[r] < 0:
             return
-        state.rank[guesses[r]] = r
+        state.rank[predicted[r]] = r
 
 
 @compiled
 def _keep(row: Any, seen: Seen, d: int) -> None:
-    """Copy the guesses without gaps and repetitions."""
+    """Copy the predictions without gaps and repetitions."""
     kept = 0
     if d < seen.guesses.shape[0]:
         for i in range(seen.guesses.shape[1]):
@@ -115,10 +115,10 @@ def _keep(row: Any, seen: Seen, d: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Gate(Forecast, name="gate", observe=observe, probabilities=probabilities, needs="guesses"):
-    """The probability of each expert by the rank at which the target layer's router guessed it beforehand."""
+    """The probability of each expert by the rank at which the target layer's router predicted it."""
 
     def start(self, shape: ModelShape) -> GateState:
-        """No guess waits, and every rank is right half of the time."""
+        """No prediction waits, and every rank is right half of the time."""
         layers, experts = shape.layers, shape.experts
         return GateState(
             start_rates(shape),

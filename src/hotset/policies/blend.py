@@ -50,7 +50,7 @@ class BlendState(NamedTuple):
 
 @compiled
 def observe(state: BlendState, table: Any, event: EventView) -> None:
-    """Learn from how well this event was foreseen, then take it in and look ahead to the next."""
+    """Learn from how well this event was predicted, then take it in and predict the next."""
     used = state.scratch[0]
     for e in range(len(used)):
         used[e] = 0.0

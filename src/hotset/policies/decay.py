@@ -46,7 +46,7 @@ def observe(state: DecayState, table: Any, event: EventView) -> None:
 
 @compiled
 def _judge(state: DecayState, table: Any, event: EventView, choice: int) -> None:
-    """How surprising this event was by the shares of the counts so far; prompts are counted, not foreseen."""
+    """How surprising this event was by the shares of the counts so far; prompts are counted, not predicted."""
     layer, level = event.layer, state.level[choice, event.layer]
     now = table.passes[layer] / state.half_life[choice]
     whole = 2.0 ** (state.total[choice, layer] - now)
@@ -70,7 +70,7 @@ def score(state: DecayState, table: Any, event: EventView, layer: int, expert: i
 class Decay(Policy, name="decay", observe=observe, score=score):
     """The smallest exponentially decayed count leaves; half_life is in forward passes, so in tokens of one stream.
 
-    With half_life=auto, counts are kept at eight half-lives, and the one that lately foresaw the uses best decides.
+    With half_life=auto, counts are kept at eight half-lives, and the one that predicted the uses best lately decides.
     """
 
     half_life: str = "16"

@@ -98,7 +98,7 @@ def score(state: WindowState, table: Any, event: EventView, layer: int, expert: 
 class Window(Policy, name="window", observe=observe, score=score):
     """The expert with the fewest uses among the layer's last `tokens` tokens leaves.
 
-    With tokens=auto, six windows are kept, and the one that lately foresaw the uses best decides.
+    With tokens=auto, six windows are kept, and the one that predicted the uses best lately decides.
     """
 
     tokens: str = "64"

@@ -88,7 +88,7 @@ def _sum(arrays: Sequence[npt.NDArray[Any]], shares: Sequence[float]) -> npt.NDA
 
 
 def _total(counts: Sequence[Counts | None]) -> Counts | None:
-    """Counts added up, where anybody has them."""
+    """Counts added up, where a profile has them."""
     known = [array for array in counts if array is not None]
     return np.sum(known, axis=0) if known else None
 

@@ -36,11 +36,11 @@ def fold(old: Profile | None, new: Profile) -> Profile:
     if old is None:
         return replace(new, uses=fresh)
     faded = 0.5 ** (new.tokens / HALF_LIFE_TOKENS)
-    taught = new if new.learnt or not old.learnt else old  # a policy that learns nothing leaves what another learnt
+    learned = new if new.learnt or not old.learnt else old  # a policy that learns nothing leaves what another learnt
     return replace(
         new,
-        policy=taught.policy,
-        learnt=taught.learnt,
+        policy=learned.policy,
+        learnt=learned.learnt,
         uses=old.uses * faded[:, None, None] + fresh,
         tokens=old.tokens + new.tokens,
         created=old.created,

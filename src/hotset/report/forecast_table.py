@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "recall @k: of the experts used, those among the k most likely, k: top_k per token; next pass: recall @k of first "
-    "layers, foreseen before their token is known; off by: mean error of a stated probability (ECE), over ten bins"
+    "layers, predicted before their token is known; off by: mean error of a stated probability (ECE), over ten bins"
 )
 
 

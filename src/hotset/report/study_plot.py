@@ -26,7 +26,7 @@ _MAX_WIDE = 4
 
 def plot_study(result: StudyResult, path: str | Path) -> None:
     """Draw the charts of a study; the suffix (.png, .svg, .pdf) decides the format."""
-    if not result.rows or not result.charts:
+    if not result.rows or not result.study.charts:
         raise HotsetError("there is nothing to plot: the study has no rows")
     with drawing():
         save_figure(_figure(result), Path(path))
@@ -40,13 +40,13 @@ def _figure(result: StudyResult) -> Figure:
     width = 0.8 + (3.4 if wide < 3 else 2.9) * max(wide, 2)
     figure = Figure(figsize=(width, 1.0 + 2.7 * lines), layout="constrained")
     grid = figure.subplots(lines, wide, squeeze=False).ravel()
-    columns = {column.key: column for column in result.columns}
+    columns = {column.key: column for column in result.study.columns}
     for axes, (trace, chart, rows) in zip(grid, panels, strict=False):
         _draw(axes, chart, rows, columns)
         axes.set_title(", ".join(text for text in (printable(trace), chart.title) if text))
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    figure.suptitle(result.title, x=0.01, ha="left", fontweight="bold")
+    figure.suptitle(result.study.title, x=0.01, ha="left", fontweight="bold")
     _name_lines(figure, list(grid[: len(panels)]))
     figure.supxlabel(fill(_caption(result), round(19 * width)), x=0.01, ha="left", fontsize=7, color=GREY)
     return figure
@@ -55,12 +55,12 @@ def _figure(result: StudyResult) -> Figure:
 def _panels(result: StudyResult) -> tuple[list[tuple[str, Chart, Rows]], int]:
     """Every chart on every trace, unless a chart compares the traces itself, and how many go side by side."""
     traces = list(dict.fromkeys(row.get("trace", "") for row in result.rows))
-    if all(chart.by == "trace" for chart in result.charts):
+    if all(chart.by == "trace" for chart in result.study.charts):
         traces = [""]
-    pairs = [(trace, chart) for trace in traces for chart in result.charts]
-    wide = 2 if len(pairs) == _MAX_WIDE else min(len(result.charts), _MAX_WIDE)
-    if len(traces) > len(result.charts):
-        pairs, wide = [(trace, chart) for chart in result.charts for trace in traces], min(len(traces), _MAX_WIDE)
+    pairs = [(trace, chart) for trace in traces for chart in result.study.charts]
+    wide = 2 if len(pairs) == _MAX_WIDE else min(len(result.study.charts), _MAX_WIDE)
+    if len(traces) > len(result.study.charts):
+        pairs, wide = [(trace, chart) for chart in result.study.charts for trace in traces], min(len(traces), _MAX_WIDE)
     return [(trace, chart, _shown(result.rows, trace, chart)) for trace, chart in pairs], wide
 
 
@@ -114,7 +114,7 @@ def _draw_bars(axes: Axes, chart: Chart, rows: Rows, names: list[str], scale: fl
         at = places.index(row[chart.x]) + (own.index(row) - (len(own) - 1) / 2) * width
         name = row[chart.by]
         color = {"on": "#D55E00", "off": "#0072B2"}.get(name, GREY)
-        label = f"{chart.by} {printable(name)}" if name != "-" else "no guesses"
+        label = f"{chart.by} {printable(name)}" if name != "-" else "no prefetch"
         axes.bar(at, scale * row[chart.y], 0.92 * width, color=color, label=label)
     axes.set_xticks(range(len(places)), [printable(place) for place in places], rotation=40, ha="right")
     axes.axhline(scale * rows[0][chart.y], color=INK, linewidth=0.7, linestyle=":")
@@ -152,4 +152,4 @@ def _name_lines(figure: Figure, panels: Sequence[Axes]) -> None:
 
 
 def _caption(result: StudyResult) -> str:
-    return f"{'; '.join(printable(text) for text in result.ran_on)}. Split: {result.split}."
+    return f"{'; '.join(printable(text) for text in result.ran_on)}. Split: {result.study.split}."

@@ -31,14 +31,15 @@ WRITERS: dict[str, Callable[[Any], str]] = {
 
 def study_table(result: StudyResult) -> Table:
     """All rows of a study, under its question and what it ran on."""
-    about = "\n".join([result.question, *(f"on {printable(text)}" for text in result.ran_on), f"split: {result.split}"])
-    table = frame(Text(f"{result.title}\n", style="bold").append(about + "\n", style="not bold"))
-    for column in result.columns:
+    study = result.study
+    about = "\n".join([study.question, *(f"on {printable(text)}" for text in result.ran_on), f"split: {study.split}"])
+    table = frame(Text(f"{study.title}\n", style="bold").append(about + "\n", style="not bold"))
+    for column in study.columns:
         table.add_column(column.header, justify="left" if column.kind == "text" else "right")
-    first, before = result.columns[0].key, None
+    first, before = study.columns[0].key, None
     for row in result.rows:
         if before is not None and row[first] != before:
             table.add_section()
-        table.add_row(*(dash(row[column.key], WRITERS[column.kind]) for column in result.columns))
+        table.add_row(*(dash(row[column.key], WRITERS[column.kind]) for column in study.columns))
         before = row[first]
     return table

@@ -226,7 +226,7 @@ def predict(
         return
     for expert in range(len(out)):
         out[expert] = 0.0
-    later = events.ahead[event, distance - 1]
+    later = events.targets[event, distance - 1]
     if later >= 0:
         for i in range(events.start[later], events.start[later + 1]):
             out[events.expert[i]] = 1.0

@@ -87,7 +87,7 @@ class EventArrays(NamedTuple):
     bounds: Any  # int64 [passes + 1], tokens of each pass
     token_ids: Any  # int32 [tokens], or empty
     predicted: Any  # int16 [tokens, layers, distances, width], what routers predicted, or empty
-    ahead: Any  # int64 [events, distances], the event that many layers later, or -1
+    targets: Any  # int64 [events, distances], the event that many layers later, or -1
     judged: Any  # bool [events]
 
 
@@ -151,11 +151,11 @@ def arrays_of(trace: Trace, events: EventTable, judged: npt.NDArray[np.bool_]) -
         events.step, np.append(passes, trace.tokens).astype(np.int64),
         np.empty(0, np.int32) if trace.token_ids is None else np.ascontiguousarray(trace.token_ids),
         np.empty((0, 0, 0, 0), np.int16) if trace.guesses is None else np.ascontiguousarray(trace.guesses),
-        _ahead(events), judged,
+        _targets(events), judged,
     )  # fmt: skip
 
 
-def _ahead(events: EventTable) -> npt.NDArray[np.int64]:
+def _targets(events: EventTable) -> npt.NDArray[np.int64]:
     """Where each event's targets are; where a layer was left out on the way there is none."""
     found = np.full((len(events), MAX_DISTANCE), -1, np.int64)
     for d in range(1, MAX_DISTANCE + 1):
@@ -310,7 +310,7 @@ def loop(
             if wanted[d]:
                 target = (seen.layer + d + 1) % layers
                 probabilities(state, seen, target, d + 1, scratch[0])
-                there = arrays.ahead[event, d]
+                there = arrays.targets[event, d]
                 if there >= 0 and arrays.judged[there]:
                     judge(arrays, there, top_k, scratch[0], scratch[1], sums[d, target], bins[d])
 

@@ -125,12 +125,12 @@ def _judge(
     name: str, job: Job, part: _Part, controller: Controller, sweep: Sweep, training_trace: Trace | None = None
 ) -> list[Row]:
     """The rows of a replay; with prefetch, its misses with some of them brought before they are asked for."""
-    ahead = sweep.link is not None and sweep.prefetch != OFF
+    prefetches = sweep.link is not None and sweep.prefetch != OFF
     resident = controller.table.slot_of >= 0
-    done = controller.replay(part.events, log=ahead)
+    done = controller.replay(part.events, log=prefetches)
     rows = _rows(name, job, part, done, sweep)
     for row in rows:
-        if ahead and row.phase == "decode":
+        if prefetches and row.phase == "decode":
             _add_prefetch(row, part, done, sweep, resident, training_trace)
     return rows
 
@@ -157,7 +157,7 @@ def _add_prefetch(
 
 
 def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[Row]:
-    """Start with what the fit requests taught, then count only the judged ones; and the same from cold, to compare."""
+    """Learn from the fit requests, then count only the judged ones; and the same from cold, to compare."""
     controller = _controller(job, sweep)
     if job.policy.offline:  # the bound for any warm start: the best contents to begin with, known from the future
         controller.preload(1.0 / (1.0 + job.policy.with_future(controller.state, judged.events).next_use))

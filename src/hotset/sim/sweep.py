@@ -114,7 +114,7 @@ class Setting(NamedTuple):
     run: Run | None
     scope: Scope
     staging: int
-    ahead: int  # slots for guesses that a budget in bytes paid for, too
+    ahead: int  # rows for prefetch that a budget in bytes paid for, too
     budgets: tuple[str, ...]
 
     def shows_cold(self, policy: Policy, trace: Trace) -> bool:

@@ -66,7 +66,9 @@ class Recorder:
         block = parts[-1] if parts else None
         if block is None or layer in block.seen or len(block.experts) != len(index):
             ids = token_ids if token_ids is not None and len(token_ids) == len(index) else None
-            block = self._empty((number, len(parts)), len(index), request, phase, ids)
+            size = (len(index), self.shape.layers, self.shape.top_k)
+            experts, zeros = np.full(size, NONE, np.int16), np.zeros(size, np.float16)
+            block = Block((number, len(parts)), experts, zeros, request, phase, ids)
             parts.append(block)
         width = index.shape[1]
         if width > self.shape.top_k:
@@ -88,24 +90,6 @@ class Recorder:
             block.guesses = np.full((tokens, self.shape.layers, distances, width), NONE, np.int16)
         for distance in range(min(distances, self.shape.layers - 1 - layer)):
             block.guesses[:, layer + 1 + distance, distance] = guesses[:, distance]
-
-    def _empty(
-        self,
-        place: tuple[int, int],
-        tokens: int,
-        request: npt.NDArray[np.int32],
-        phase: Phase,
-        ids: npt.NDArray[np.int32] | None,
-    ) -> Block:
-        layers, top_k = self.shape.layers, self.shape.top_k
-        return Block(
-            place,
-            np.full((tokens, layers, top_k), NONE, np.int16),
-            np.zeros((tokens, layers, top_k), np.float16),
-            request,
-            phase,
-            ids,
-        )
 
     def end(self, number: int) -> None:
         """Say that the step of this number is over: layers that it has not called have nothing to say."""

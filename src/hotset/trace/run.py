@@ -21,7 +21,7 @@ class Run:
     scope: str
     slots: int
     staging: int
-    ahead: int  # slots for guesses
+    ahead: int  # rows for prefetch
     differs: str = ""
 
     def to_meta(self) -> dict[str, str]:

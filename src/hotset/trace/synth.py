@@ -47,8 +47,8 @@ class SynthConfig:
     slow: float = 0.4  # spread of what changes along a passage
     slow_tokens: float = 16.0  # length of a passage: the time constant of that change
     drift: float = 0.03  # share of the popularity that each request renews
-    topic_stay: float = 0.7  # chance that a request keeps the topic of the one before
-    switch: float = 0.0  # chance that the topic changes before a token of the same request
+    topic_stay: float = 0.7  # probability that a request keeps the topic of the one before
+    switch: float = 0.0  # probability that the topic changes before a token of the same request
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -136,19 +136,19 @@ def _lengths(config: SynthConfig, draw: _Draw) -> npt.NDArray[np.int64]:
 
 
 def _request_topics(config: SynthConfig) -> npt.NDArray[np.int64]:
-    chance = _stream(config, _Draw.TOPIC).random((config.requests, 2))
-    moves = chance[:, 0] >= config.topic_stay
+    drawn = _stream(config, _Draw.TOPIC).random((config.requests, 2))
+    moves = drawn[:, 0] >= config.topic_stay
     moves[0] = True
-    walk: npt.NDArray[np.int64] = _walk_topics(moves, chance[:, 1], config.topics, 0)
+    walk: npt.NDArray[np.int64] = _walk_topics(moves, drawn[:, 1], config.topics, 0)
     return walk
 
 
 def _token_topics(config: SynthConfig, tokens: int, request: int, first: int) -> npt.NDArray[np.int64]:
     if config.switch == 0.0:
         return np.full(tokens, first, np.int64)
-    chance = _stream(config, _Draw.SWITCH, request).random((tokens, 2))
-    moves = chance[:, 0] < config.switch
-    walk: npt.NDArray[np.int64] = _walk_topics(moves, chance[:, 1], config.topics, first)
+    drawn = _stream(config, _Draw.SWITCH, request).random((tokens, 2))
+    moves = drawn[:, 0] < config.switch
+    walk: npt.NDArray[np.int64] = _walk_topics(moves, drawn[:, 1], config.topics, first)
     return walk
 
 
@@ -250,13 +250,13 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
 
 
 @keep_compiled(nogil=True)
-def _walk_topics(moves: Any, chance: Any, topics: int, first: int) -> Any:
+def _walk_topics(moves: Any, drawn: Any, topics: int, first: int) -> Any:
     """Follow the topic: at each move it becomes one of the others, all alike."""
     walk = np.empty(len(moves), np.int64)
     topic = first
     for i in range(len(moves)):
         if moves[i] and topics > 1:
-            topic = (topic + 1 + int(chance[i] * (topics - 1))) % topics
+            topic = (topic + 1 + int(drawn[i] * (topics - 1))) % topics
         walk[i] = topic
     return walk
 

@@ -22,13 +22,13 @@ OPTIONAL = {"weights", "token_ids", "guesses"}
 def validate(trace: Trace) -> None:
     """Raise TraceError, naming the first fault, unless every part of the trace is sound."""
     instance(trace.shape, ModelShape, "the shape of a trace", TraceError)
-    _check_types(trace)
-    _check_shapes(trace)
-    for rows in _blocks(trace.experts):
-        _check_experts(trace, rows)
     _check_text(trace)
-    _check_columns(trace)
-    _check_optional(trace)
+    check_again(trace)
+    for rows in _blocks(trace.experts):
+        _check_distinct(trace, rows)
+        weights = None if trace.weights is None else trace.weights[rows]
+        if weights is not None and not ((weights >= 0) & (weights < np.inf)).all():
+            raise TraceError("a router weight is negative, infinite or not a number")
 
 
 def check_again(trace: Trace) -> None:
@@ -87,10 +87,8 @@ def _expect(array: npt.NDArray[Any], name: str, shape: tuple[int, ...]) -> None:
         raise TraceError(f"{name} has shape {array.shape}, but the trace needs {shape}")
 
 
-def _check_experts(trace: Trace, rows: slice) -> None:
-    block = trace.experts[rows]
-    _check_range(block, trace.shape.experts, "expert", rows.start)
-    ordered = np.sort(block, axis=2)
+def _check_distinct(trace: Trace, rows: slice) -> None:
+    ordered = np.sort(trace.experts[rows], axis=2)
     twice = (ordered[:, :, 1:] == ordered[:, :, :-1]) & (ordered[:, :, 1:] >= 0)
     if twice.any():
         token, layer = (int(i) for i in np.argwhere(twice)[0][:2])
@@ -119,16 +117,6 @@ def _check_columns(trace: Trace) -> None:
         raise TraceError("request numbers must start at 0 and leave no gaps")
     if trace.labels and len(trace.labels) != trace.requests:
         raise TraceError(f"{len(trace.labels)} labels for {trace.requests} requests; give one each, or none")
-
-
-def _check_optional(trace: Trace) -> None:
-    if trace.weights is not None:
-        for rows in _blocks(trace.weights):
-            if not ((trace.weights[rows] >= 0) & (trace.weights[rows] < np.inf)).all():
-                raise TraceError("a router weight is negative, infinite or not a number")
-    if trace.guesses is not None:
-        for rows in _blocks(trace.guesses):
-            _check_range(trace.guesses[rows], trace.shape.experts, "guessed expert", rows.start)
 
 
 def _check_text(trace: Trace) -> None:

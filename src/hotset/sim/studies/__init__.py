@@ -6,9 +6,9 @@ A module of this package that defines `STUDY` is a study; nothing else has to be
 from __future__ import annotations
 
 from importlib import import_module
-from pkgutil import iter_modules
 
 from hotset.errors import HotsetError
+from hotset.policies.base import modules_in
 from hotset.sim.studies._result import Chart, Column, Plan, Study, StudyResult, carry_out
 
 __all__ = ["Chart", "Column", "Plan", "Study", "StudyResult", "carry_out", "find", "names"]
@@ -16,7 +16,7 @@ __all__ = ["Chart", "Column", "Plan", "Study", "StudyResult", "carry_out", "find
 
 def names() -> list[str]:
     """All studies, by name, without importing them."""
-    return sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    return modules_in(__path__)
 
 
 def find(name: str) -> Study:

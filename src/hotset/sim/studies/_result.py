@@ -108,20 +108,16 @@ class Study:
 class StudyResult:
     """What a study found, on what, and what a person should know about it."""
 
-    title: str
-    question: str
+    study: Study
     ran_on: list[str]
-    split: str
-    columns: Sequence[Column]
     rows: list[Row]
     notes: list[str]
-    charts: Sequence[Chart] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain values, for JSON; how it is drawn is left out."""
-        document = asdict(self)
-        del document["charts"]
-        return document
+        study = {key: getattr(self.study, key) for key in ("title", "question", "split")}
+        columns = [asdict(column) for column in self.study.columns]
+        return study | {"columns": columns, "ran_on": self.ran_on, "rows": self.rows, "notes": self.notes}
 
 
 def carry_out(study: Study, plan: Plan, advance: Callable[[], None] = lambda: None) -> StudyResult:
@@ -131,8 +127,7 @@ def carry_out(study: Study, plan: Plan, advance: Callable[[], None] = lambda: No
         rows.extend(job())
         advance()
     notes = [*study.conclude(rows), *plan.notes]
-    plain = [{key: _short(value) for key, value in row.items()} for row in rows]
-    return StudyResult(study.title, study.question, plan.ran_on, study.split, study.columns, plain, notes, study.charts)
+    return StudyResult(study, plan.ran_on, [{k: _short(v) for k, v in row.items()} for row in rows], notes)
 
 
 def grouped(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:

@@ -42,7 +42,7 @@ def guess_experts(largest_id: int, top_k: int) -> int:
 def describe_source(
     path: Path, options: ImportOptions, shape: ModelShape, *, stated: bool, model: str | None = None
 ) -> dict[str, str]:
-    """The `meta` of an imported trace: the file, the model, and whether the number of experts is a guess."""
+    """The `meta` of an imported trace: the file, the model, and whether the number of experts is an estimate."""
     meta = {"source": path.name}
     if name := options.model or model:
         meta["model"] = name
