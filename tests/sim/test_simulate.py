@@ -1,7 +1,7 @@
 """A sweep: its rows add up, the bound bounds, warm is warm, and what a person should know is said."""
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -346,7 +346,7 @@ def test_a_sweep_is_deterministic():
     sweep = Sweep(budgets=BUDGETS, scope=Scope.POOL, streams=2)
     one, two = (simulate({"t": random_trace(prompt=2)}, sweep) for _ in range(2))
     assert one.as_dict() == two.as_dict()
-    assert one.as_dict()["rows"] == [asdict(row) for row in one.rows]
+    assert one.as_dict()["rows"] == [row.as_dict() for row in one.rows]
 
 
 def test_names_of_earlier_versions_are_taken_with_a_warning() -> None:
