@@ -9,14 +9,13 @@ import typer
 
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
 from hotset.cli.targets import check_figure
-from hotset.cli.traces import load_traces
+from hotset.cli.traces import TraceFiles, load_traces
 from hotset.errors import HotsetError
 
 if TYPE_CHECKING:
     from hotset.sim.forecasting import Evaluation
     from hotset.trace import Trace
 
-Traces = Annotated[list[Path], typer.Argument(metavar="T...", help="Trace files, or reference:NAME.")]
 Forecasts = Annotated[
     list[str] | None,
     typer.Option("--forecast", "-f", help='A forecast, as gate, or "token:slots=1024". Repeat it. None: all of them.'),
@@ -28,7 +27,7 @@ Plot = Annotated[Path | None, typer.Option(help="Draw recall and reliability: .p
 
 
 def forecast(
-    traces: Traces,
+    traces: TraceFiles,
     forecast: Forecasts = None,
     distance: Distances = "1,2,3",
     fit: Fit = 0.5,

@@ -10,7 +10,8 @@ import typer
 
 from hotset.cli.output import JsonFlag, emit, note
 from hotset.cli.run_options import TrustRemoteCode
-from hotset.cli.targets import refuse_existing
+from hotset.cli.targets import ForceFlag, refuse_existing
+from hotset.cli.traces import TraceFile, load_trace
 from hotset.errors import HotsetError, ProfileError
 from hotset.text import printable
 
@@ -28,7 +29,6 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="A profile: its name, 
 OutName = Annotated[
     str, typer.Option("-o", "--out", metavar="NAME", help="The new profile: a name, or a path.", show_default=False)
 ]
-ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 ForeignFlag = Annotated[bool, typer.Option("--allow-foreign", help="Take profiles of fine-tunes of one model, too.")]
 
 
@@ -148,9 +148,7 @@ def export(
 
 @app.command("make")
 def make(
-    trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="A trace file, or reference:NAME.", show_default=False)
-    ],
+    trace: TraceFile,
     out: OutName,
     model: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="The folder of the model that the trace is of.")
@@ -165,7 +163,6 @@ def make(
     """
     from dataclasses import replace
 
-    from hotset.cli.traces import load_trace
     from hotset.profile.fold import profile_of
 
     target = _target(out, force)

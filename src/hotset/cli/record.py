@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.live import with_options
 from hotset.cli.output import JsonFlag, emit, note, progress_bar, renamed
 from hotset.cli.targets import check_out
+from hotset.cli.traces import OutFile, written, written_line
 from hotset.errors import HotsetError
 from hotset.generation.sampling import Sampling
 from hotset.options import RunOptions
@@ -28,14 +29,13 @@ Prompts = Annotated[
         show_default=False,
     ),
 ]
-Out = Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace.", show_default=False)]
 
 
 @with_options
 def record(
     options: RunOptions,
     prompts: Prompts,
-    out: Out,
+    out: OutFile,
     batch: Annotated[int, typer.Option(help="Prompts that share forward passes.", min=1)] = 1,
     record_lookahead: opt.RecordLookahead = 0,
     guesses: opt.Guesses = None,
@@ -97,35 +97,20 @@ def _finish(
     text_model: TextModel, trace: Trace | None, interrupted: bool, asked: int, out: Path, as_json: bool
 ) -> None:
     """Say what was written."""
-    from hotset.report.words import plural
+    from hotset.cli.summary import cost_document
+    from hotset.trace import Phase
 
     if trace is None:
         note("stopped before the first token: nothing was written")
         raise typer.Exit(exit_code())
-    document = _document(text_model, trace, interrupted, out)
-    hits = document["hit_rate"]
-    emit(
-        document,
-        as_json,
-        f"{out}: {plural(trace.tokens, 'token')} of {plural(trace.requests, 'request')}, {trace.shape.layers} layers x "
-        f"{trace.shape.experts} experts, top {trace.shape.top_k}; hit rate while recording {100 * hits:.1f} %",
-    )
-    if interrupted:
-        note(f"stopped: {trace.requests:,} of {asked:,} prompts are in the trace; the last answer may be cut short")
-        raise typer.Exit(exit_code())
-
-
-def _document(text_model: TextModel, trace: Trace, interrupted: bool, out: Path) -> dict[str, Any]:
-    from hotset.cli.summary import cost_document
-    from hotset.trace import Phase
-
-    return {
-        "file": str(out),
-        "bytes": out.stat().st_size,
-        "tokens": trace.tokens,
-        "requests": trace.requests,
-        "steps": trace.steps,
+    document = written(trace, out) | {
         "prefill_tokens": trace.count(Phase.PREFILL),
         "decode_tokens": trace.count(Phase.DECODE),
         "complete": not interrupted,
-    } | cost_document(text_model)
+        **cost_document(text_model),
+    }
+    hits = f"hit rate while recording {100 * document['hit_rate']:.1f} %"
+    emit(document, as_json, f"{written_line(document)}; {hits}")
+    if interrupted:
+        note(f"stopped: {trace.requests:,} of {asked:,} prompts are in the trace; the last answer may be cut short")
+        raise typer.Exit(exit_code())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hotset.cli import simulate_options as opt
 from hotset.cli.output import JsonFlag, emit, note, progress_bar, renamed
 from hotset.cli.targets import check_figure
-from hotset.cli.traces import load_traces
+from hotset.cli.traces import TraceFiles, load_traces
 from hotset.errors import HotsetError
 from hotset.files import write_beside
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    traces: opt.Traces,
+    traces: TraceFiles,
     policy: opt.Policies = None,
     budget: opt.Budgets = None,
     scope: opt.ScopeName = None,

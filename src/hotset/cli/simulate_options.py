@@ -10,7 +10,6 @@ import typer
 _LINK = "Modelled link"
 _FILES = "Output"
 
-Traces = Annotated[list[Path], typer.Argument(metavar="T...", help="Trace files, or reference:NAME.")]
 Policies = Annotated[
     list[str] | None,
     typer.Option(

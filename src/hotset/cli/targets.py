@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from hotset.errors import HotsetError
 from hotset.files import check_place
+
+ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 
 def refuse_existing(force: bool, *paths: Path | None) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotset.cli import trace_synth
 from hotset.cli.output import JsonFlag, emit, note
 from hotset.cli.record import record
-from hotset.cli.targets import refuse_existing
-from hotset.cli.traces import load_trace
+from hotset.cli.targets import ForceFlag, refuse_existing
+from hotset.cli.traces import OutFile, TraceFile, load_trace, written, written_line
 from hotset.errors import HotsetError, TraceError
-from hotset.text import printable
 
 if TYPE_CHECKING:
     from hotset.trace.trace import Trace
@@ -23,12 +22,6 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-TraceFile = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A trace file, or reference:NAME.", show_default=False)
-]
-OutFile = Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace.", show_default=False)]
-ForceFlag = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 
 @app.command("import")
@@ -124,8 +117,8 @@ def split(
     parts = load_trace(trace).split(fraction, seed)
     for part, path in zip(parts, (fit, judge), strict=True):
         part.save(path)
-    written = [_written(part, path) for part, path in zip(parts, (fit, judge), strict=True)]
-    emit({"fit": written[0], "judge": written[1]}, as_json, *map(_say, written))
+    fitted, judged = (written(part, path) for part, path in zip(parts, (fit, judge), strict=True))
+    emit({"fit": fitted, "judge": judged}, as_json, written_line(fitted), written_line(judged))
 
 
 @app.command("merge")
@@ -171,29 +164,8 @@ def interleave(
 
 def _save(trace: Trace, out: Path, as_json: bool) -> None:
     trace.save(out)
-    document = _written(trace, out)
-    emit(document, as_json, _say(document))
-
-
-def _written(trace: Trace, out: Path) -> dict[str, Any]:
-    return {
-        "file": str(out),
-        "bytes": out.stat().st_size,
-        "tokens": trace.tokens,
-        "requests": trace.requests,
-        "steps": trace.steps,
-        "layers": trace.shape.layers,
-        "experts": trace.shape.experts,
-        "top_k": trace.shape.top_k,
-    }
-
-
-def _say(document: dict[str, Any]) -> str:
-    return printable(
-        f"{document['file']}: {document['tokens']:,} tokens of {document['requests']:,} requests in "
-        f"{document['steps']:,} steps, {document['layers']} layers x {document['experts']} experts, "
-        f"top {document['top_k']}"
-    )
+    document = written(trace, out)
+    emit(document, as_json, written_line(document))
 
 
 app.command("synth")(trace_synth.synth)

@@ -10,7 +10,7 @@ import typer
 
 from hotset.cli.output import JsonFlag, emit, progress_bar
 from hotset.cli.targets import refuse_existing
-from hotset.cli.traces import load_trace
+from hotset.cli.traces import OutFile, load_trace, written, written_line
 from hotset.errors import HotsetError
 from hotset.files import write_beside
 from hotset.reading import read_bounded
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from hotset.trace.synth import SynthConfig
     from hotset.trace.synth_fit import FitReport
-    from hotset.trace.trace import Trace
 
 
 _MAX_CONFIG_BYTES = 1 << 20
@@ -32,7 +31,7 @@ def _option(panel: str, text: str, default: float, low: float = 0, high: float |
 
 
 def synth(
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace.", show_default=False)],
+    out: OutFile,
     fit: Annotated[Path | None, typer.Option(help="First fit the parameters to this recorded trace.")] = None,
     config: Annotated[Path | None, typer.Option(help="Read the parameters from this JSON file.")] = None,
     save_config: Annotated[Path | None, typer.Option(help="Write the parameters to this JSON file.")] = None,
@@ -120,6 +119,8 @@ def _fit(path: Path, given: dict[str, Any]) -> FitReport:
 
 
 def _write(config: SynthConfig, out: Path, save_config: Path | None, report: FitReport | None, as_json: bool) -> None:
+    from dataclasses import asdict
+
     from hotset.trace.synth import synthesise
 
     trace = synthesise(config)
@@ -127,29 +128,11 @@ def _write(config: SynthConfig, out: Path, save_config: Path | None, report: Fit
     if save_config:
         with write_beside(save_config) as scratch:
             scratch.write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
-    emit(_document(out, trace, config, report), as_json, *_views(out, trace, report))
-
-
-def _document(out: Path, trace: Trace, config: SynthConfig, report: FitReport | None) -> dict[str, Any]:
-    from dataclasses import asdict
-
+    document = written(trace, out)
     rows = [asdict(row) for row in report.rows] if report else None
-    return {
-        "out": str(out),
-        "tokens": trace.tokens,
-        "requests": trace.requests,
-        "config": config.to_dict(),
-        "fit": rows,
-    }
-
-
-def _views(out: Path, trace: Trace, report: FitReport | None) -> list[str | Table]:
-    shape = trace.shape
-    line = (
-        f"{out}: {trace.requests:,} requests, {trace.tokens:,} tokens, "
-        f"{shape.layers} layers x {shape.experts} experts, top {shape.top_k}"
-    )
-    return [_fit_table(report), line] if report else [line]
+    views = [_fit_table(report)] if report else []
+    more = {"out": str(out), "config": config.to_dict(), "fit": rows}
+    emit(document | more, as_json, *views, written_line(document))
 
 
 def _fit_table(report: FitReport) -> Table:
