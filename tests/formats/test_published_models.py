@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +243,12 @@ def test_groups_that_are_none_are_refused(group: int, plain: Path, tmp_path: Pat
     assert "\n" not in str(caught.value)
 
 
-def test_methods_that_nobody_reads_name_the_way_out(plain: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["bitsandbytes", "hqq", "aqlm", "quanto", "vptq", "torchao", "spqr", "a new one"])
+def test_methods_that_nobody_reads_name_the_way_out(method: str, plain: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(plain, tmp_path / "model"))
-    encoded_models.edit_config(folder, quantization_config={"quant_method": "hqq"})
-    with pytest.raises(ModelError, match=r"quantised by hqq.*hotset pack --experts int4"):
-        hotset.load(folder, memory="50%", device="cpu")
+    encoded_models.edit_config(folder, quantization_config={"quant_method": method, "load_in_4bit": True})
+    for start in (partial(hotset.load, folder, memory="50%", device="cpu"), partial(pack, folder, tmp_path / "out")):
+        with pytest.raises(ModelError, match=rf"quantised by {method}.*hotset pack --experts int4") as refused:
+            start()
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
