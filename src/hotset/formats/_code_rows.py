@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from hotset.formats import _vector_memory as m
 from hotset.formats import _vectors as v
-from hotset.formats._rows import ROW_BYTES, SUMS_AT, head, inlined
+from hotset.formats._rows import ROW_BYTES, SUMS_AT, inlined
 
 MIDDLE_CODES, FP4_CODES = 0, 1
 """What codes stand for: -8 to 7, or E2M1."""
 
 
 @inlined
-def codes_at(parts, args, row, block):
+def codes_at(parts, shape, row, block):
     """Where the codes of a block are."""
-    size = head(args, ROW_BYTES)
+    size = shape[ROW_BYTES]
     return parts[0] + row * size + min(64 * block, size - 64)
 
 
 @inlined
-def scaled(values, settings, parts, args, row, block, x, products, sums):
+def scaled(values, settings, parts, shape, row, block, x, products, sums):
     """Sums with the products of a block added, less those of its zero points, times its scales."""
-    scales, offsets = values(settings, parts, args, row, block)
+    scales, offsets = values(settings, parts, shape, row, block)
     if settings[1]:
-        own = m.load_float32(x + head(args, SUMS_AT) + 64 * block)
+        own = m.load_float32(x + shape[SUMS_AT] + 64 * block)
         products = v.subtract(products, v.multiply(offsets, own))
     return v.multiply_add(products, scales, sums)
 
@@ -68,21 +68,21 @@ def products_of_floats(table, codes, x):
 
 
 @inlined
-def step_codes(values, settings, parts, args, row, block, x, sums):
+def step_codes(values, settings, parts, shape, row, block, x, sums):
     """Sums with a block added, in float32."""
-    codes, at = m.load_ints(codes_at(parts, args, row, block)), x + 512 * block
+    codes, at = m.load_ints(codes_at(parts, shape, row, block)), x + 512 * block
     found = products_of_floats(float_table(settings), codes, at)
-    return scaled(values, settings, parts, args, row, block, x, found, sums)
+    return scaled(values, settings, parts, shape, row, block, x, found, sums)
 
 
 @inlined
-def steps_codes(values, settings, parts, args, row, block, xs, sums):
+def steps_codes(values, settings, parts, shape, row, block, xs, sums):
     """The same of four tokens."""
     return (
-        step_codes(values, settings, parts, args, row, block, xs[0], sums[0]),
-        step_codes(values, settings, parts, args, row, block, xs[1], sums[1]),
-        step_codes(values, settings, parts, args, row, block, xs[2], sums[2]),
-        step_codes(values, settings, parts, args, row, block, xs[3], sums[3]),
+        step_codes(values, settings, parts, shape, row, block, xs[0], sums[0]),
+        step_codes(values, settings, parts, shape, row, block, xs[1], sums[1]),
+        step_codes(values, settings, parts, shape, row, block, xs[2], sums[2]),
+        step_codes(values, settings, parts, shape, row, block, xs[3], sums[3]),
     )
 
 
@@ -96,19 +96,19 @@ def products_of_pairs(table, codes, x):
 
 
 @inlined
-def step_pairs(values, settings, parts, args, row, block, x, sums):
+def step_pairs(values, settings, parts, shape, row, block, x, sums):
     """Sums with a block added, by pairs of bfloat16."""
-    codes, at = m.load_words(codes_at(parts, args, row, block)), x + 256 * block
+    codes, at = m.load_words(codes_at(parts, shape, row, block)), x + 256 * block
     found = products_of_pairs(word_table(settings), codes, at)
-    return scaled(values, settings, parts, args, row, block, x, found, sums)
+    return scaled(values, settings, parts, shape, row, block, x, found, sums)
 
 
 @inlined
-def steps_pairs(values, settings, parts, args, row, block, xs, sums):
+def steps_pairs(values, settings, parts, shape, row, block, xs, sums):
     """The same of four tokens."""
     return (
-        step_pairs(values, settings, parts, args, row, block, xs[0], sums[0]),
-        step_pairs(values, settings, parts, args, row, block, xs[1], sums[1]),
-        step_pairs(values, settings, parts, args, row, block, xs[2], sums[2]),
-        step_pairs(values, settings, parts, args, row, block, xs[3], sums[3]),
+        step_pairs(values, settings, parts, shape, row, block, xs[0], sums[0]),
+        step_pairs(values, settings, parts, shape, row, block, xs[1], sums[1]),
+        step_pairs(values, settings, parts, shape, row, block, xs[2], sums[2]),
+        step_pairs(values, settings, parts, shape, row, block, xs[3], sums[3]),
     )

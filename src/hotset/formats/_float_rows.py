@@ -28,10 +28,10 @@ def power_at(address):
 
 
 @r.inlined
-def fp8_weights(settings, parts, args, row, block):
+def fp8_weights(settings, parts, shape, row, block):
     """32 weights; settings: outputs and inputs of a block or 0, the scale's type, whether values are E5M2."""
     block_n, block_k, kind, wide = settings
-    inputs = r.head(args, r.INPUTS)
+    inputs = shape[r.INPUTS]
     across = (inputs + block_k - 1) // block_k if block_k else 1
     number = (row // block_n if block_n else 0) * across + (32 * block // block_k if block_k else 0)
     if kind == 3:
@@ -45,44 +45,44 @@ def fp8_weights(settings, parts, args, row, block):
 
 
 @r.inlined
-def mxfp4_weights(settings, parts, args, row, block):
+def mxfp4_weights(settings, parts, shape, row, block):
     """32 weights; no settings."""
-    inputs = r.head(args, r.INPUTS)
+    inputs = shape[r.INPUTS]
     table = v.multiply(v.fp4_values(), v.spread(power_at(parts[1] + row * (inputs // 32) + block)))
     codes = m.load_bytes(parts[0] + row * (inputs // 2) + 16 * block)
     return v.lookup(table, codes), v.lookup(table, v.shift_right(codes, 4))
 
 
 @r.inlined
-def mxfp4_factors(settings, parts, args, row, block):
+def mxfp4_factors(settings, parts, shape, row, block):
     """The scales of 128 codes."""
-    inputs = r.head(args, r.INPUTS)
+    inputs = shape[r.INPUTS]
     return m.four_powers(parts[1] + (row * inputs + min(128 * block, inputs - 128)) // 32), v.zeros()
 
 
 @r.inlined
-def nvfp4_scale(settings, parts, args, row, scales):
+def nvfp4_scale(settings, parts, shape, row, scales):
     """Scales of groups with that of their matrix; settings: codes, zero points, matrices, whether to divide by it."""
-    whole = v.spread(m.float32_at(parts[2] + 4 * (row // (r.head(args, r.OUTPUTS) // settings[2]))))
+    whole = v.spread(m.float32_at(parts[2] + 4 * (row // (shape[r.OUTPUTS] // settings[2]))))
     return v.divide(scales, whole) if settings[3] else v.multiply(scales, whole)
 
 
 @r.inlined
-def nvfp4_weights(settings, parts, args, row, block):
+def nvfp4_weights(settings, parts, shape, row, block):
     """32 weights: those of the first half of the bytes have one scale, those of the second another."""
-    inputs = r.head(args, r.INPUTS)
-    scales = nvfp4_scale(settings, parts, args, row, m.two_e4m3(parts[1] + (row * inputs + 32 * block) // 16))
+    inputs = shape[r.INPUTS]
+    scales = nvfp4_scale(settings, parts, shape, row, m.two_e4m3(parts[1] + (row * inputs + 32 * block) // 16))
     codes = m.load_bytes(parts[0] + row * (inputs // 2) + 16 * block)
     first, last = v.lookup(v.fp4_values(), codes), v.lookup(v.fp4_values(), v.shift_right(codes, 4))
     return v.multiply(first, scales), v.multiply(last, scales)
 
 
 @r.inlined
-def nvfp4_factors(settings, parts, args, row, block):
+def nvfp4_factors(settings, parts, shape, row, block):
     """The scales of 128 codes."""
-    inputs = r.head(args, r.INPUTS)
+    inputs = shape[r.INPUTS]
     scales = m.eight_e4m3(parts[1] + (row * inputs + min(128 * block, inputs - 128)) // 16)
-    return nvfp4_scale(settings, parts, args, row, scales), v.zeros()
+    return nvfp4_scale(settings, parts, shape, row, scales), v.zeros()
 
 
 def fp8_kernels(

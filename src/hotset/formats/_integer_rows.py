@@ -40,11 +40,11 @@ def as_scale(numbers, kind):
 
 
 @r.inlined
-def weights(settings, parts, args, row, block):
+def weights(settings, parts, shape, row, block):
     """32 weights of a row; settings: bits, inputs of a group or 0, the scale's type, whether there are zero points, and
     whether to round to the scale's type."""
     bits, group, kind, zeros, rounds = settings
-    inputs = r.head(args, r.INPUTS)
+    inputs = shape[r.INPUTS]
     number = row * (inputs // group) + 32 * block // group if group else row
     middle = m.uint8_at(parts[2] + number) if zeros else (8 if bits == 4 else 128)
     scale, zero = v.spread(scale_at(parts[1], kind, number)), v.spread(np.float32(middle))
@@ -70,13 +70,13 @@ def four_scales(address, kind, number):
 
 
 @r.inlined
-def factors(settings, parts, args, row, block):
+def factors(settings, parts, shape, row, block):
     """The scales of 128 codes of 4 bits, and how far their zero points are from the middle.
 
     Settings: what codes stand for, whether there are zero points, inputs of a group or 0, the scale's type.
     """
     _codes, zeros, group, kind = settings
-    inputs = r.head(args, r.INPUTS)
+    inputs = shape[r.INPUTS]
     first = min(128 * block, inputs - 128)
     number = row * (inputs // group) + first // group if group else row
     eight = v.spread(np.float32(8))

@@ -41,9 +41,18 @@ inlined = njit(forceinline=True, error_model="numpy")
 
 
 @inlined
-def head(args, number):
-    """A number that is the same for all jobs."""
-    return m.int64_at(args + 8 * number)
+def number(args, place):
+    """The argument at a place."""
+    return m.int64_at(args + 8 * place)
+
+
+@inlined
+def shape_of(args):
+    """The numbers at the head, out of the memory that is written to meanwhile."""
+    return (
+        0, number(args, 1), number(args, 2), number(args, 3), number(args, 4), number(args, 5), number(args, 6),
+        number(args, 7), number(args, 8), number(args, 9), number(args, 10), number(args, 11),
+    )  # fmt: skip
 
 
 @inlined
@@ -80,9 +89,9 @@ def parts_of(job):
 
 
 @inlined
-def bring_near(parts, args, row, place, share):
+def bring_near(parts, shape, row, place, share):
     """Have a share of the codes brought near that will be read some rows later, in the order in which they lie."""
-    address = parts[0] + row * head(args, ROW_BYTES) + head(args, AHEAD_BYTES) + place * share
+    address = parts[0] + row * shape[ROW_BYTES] + shape[AHEAD_BYTES] + place * share
     for at in range(0, share, 64):
         m.prefetch(address + at)
 
@@ -99,41 +108,38 @@ def spread_out(first, stride, token, tokens):
 
 
 @inlined
-def four_rows(step, values, settings, parts, args, row, x, out, kind, item):
+def four_rows(step, values, settings, parts, shape, row, x, out, kind, item):
     """Four outputs of a token."""
     a, b, c, d = v.zeros(), v.zeros(), v.zeros(), v.zeros()
-    blocks = head(args, BLOCKS)
-    share = 4 * head(args, ROW_BYTES) // blocks
+    blocks = shape[BLOCKS]
+    share = 4 * shape[ROW_BYTES] // blocks
     for block in range(blocks):
-        bring_near(parts, args, row, block, share)
-        a = step(values, settings, parts, args, row, block, x, a)
-        b = step(values, settings, parts, args, row + 1, block, x, b)
-        c = step(values, settings, parts, args, row + 2, block, x, c)
-        d = step(values, settings, parts, args, row + 3, block, x, d)
-    put(out + item * row, kind, v.total(a))
-    put(out + item * (row + 1), kind, v.total(b))
-    put(out + item * (row + 2), kind, v.total(c))
-    put(out + item * (row + 3), kind, v.total(d))
+        bring_near(parts, shape, row, block, share)
+        a = step(values, settings, parts, shape, row, block, x, a)
+        b = step(values, settings, parts, shape, row + 1, block, x, b)
+        c = step(values, settings, parts, shape, row + 2, block, x, c)
+        d = step(values, settings, parts, shape, row + 3, block, x, d)
+    m.put_four(out + item * row, kind, v.four_totals(a, b, c, d))
 
 
 @inlined
-def one_row(step, values, settings, parts, args, row, x, out, kind, item):
+def one_row(step, values, settings, parts, shape, row, x, out, kind, item):
     """One output of a token."""
     a = v.zeros()
-    for block in range(head(args, BLOCKS)):
-        a = step(values, settings, parts, args, row, block, x, a)
+    for block in range(shape[BLOCKS]):
+        a = step(values, settings, parts, shape, row, block, x, a)
     put(out + item * row, kind, v.total(a))
 
 
 @inlined
-def four_tokens(steps, values, settings, parts, args, row, xs, outs, kind, item):
+def four_tokens(steps, values, settings, parts, shape, row, xs, outs, kind, item):
     """One output of four tokens."""
     sums = v.zeros(), v.zeros(), v.zeros(), v.zeros()
-    blocks = head(args, BLOCKS)
-    share = head(args, ROW_BYTES) // blocks
+    blocks = shape[BLOCKS]
+    share = shape[ROW_BYTES] // blocks
     for block in range(blocks):
-        bring_near(parts, args, row, block, share)
-        sums = steps(values, settings, parts, args, row, block, xs, sums)
+        bring_near(parts, shape, row, block, share)
+        sums = steps(values, settings, parts, shape, row, block, xs, sums)
     put(outs[0] + item * row, kind, v.total(sums[0]))
     put(outs[1] + item * row, kind, v.total(sums[1]))
     put(outs[2] + item * row, kind, v.total(sums[2]))
@@ -143,8 +149,9 @@ def four_tokens(steps, values, settings, parts, args, row, xs, outs, kind, item)
 @inlined
 def multiply(args, step, steps, values, settings):
     """Take tiles of rows until none is left: `step` takes a block of one token's inputs, `steps` of four tokens'."""
-    tiles, per_job, rows = head(args, TILES), head(args, TILES_PER_JOB), head(args, ROWS_PER_TILE)
-    outputs, kind = head(args, OUTPUTS), head(args, OUT_TYPE)
+    shape = shape_of(args)
+    tiles, per_job, rows = shape[TILES], shape[TILES_PER_JOB], shape[ROWS_PER_TILE]
+    outputs, kind = shape[OUTPUTS], shape[OUT_TYPE]
     item = 4 if kind == 0 else 2
     while True:
         tile = m.take_next(args)
@@ -156,16 +163,16 @@ def multiply(args, step, steps, values, settings):
         row = tile % per_job * rows
         last = min(row + rows, outputs)
         while tokens == 1 and row + 4 <= last:
-            four_rows(step, values, settings, parts, args, row, x, out, kind, item)
+            four_rows(step, values, settings, parts, shape, row, x, out, kind, item)
             row += 4
         while row < last:
             if tokens == 1:
-                one_row(step, values, settings, parts, args, row, x, out, kind, item)
+                one_row(step, values, settings, parts, shape, row, x, out, kind, item)
             else:
                 for token in range(0, tokens, 4):
-                    xs = spread_out(x, head(args, X_BYTES), token, tokens)
+                    xs = spread_out(x, shape[X_BYTES], token, tokens)
                     outs = spread_out(out, item * outputs, token, tokens)
-                    four_tokens(steps, values, settings, parts, args, row, xs, outs, kind, item)
+                    four_tokens(steps, values, settings, parts, shape, row, xs, outs, kind, item)
             row += 1
 
 
@@ -173,9 +180,9 @@ def multiply(args, step, steps, values, settings):
 
 
 @inlined
-def step_32(values, settings, parts, args, row, block, x, sums):
+def step_32(values, settings, parts, shape, row, block, x, sums):
     """Sums with the products of 32 inputs added."""
-    first, last = values(settings, parts, args, row, block)
+    first, last = values(settings, parts, shape, row, block)
     sums = v.multiply_add(first, m.load_float32(x + 128 * block), sums)
     return v.multiply_add(last, m.load_float32(x + 128 * block + 64), sums)
 
@@ -187,9 +194,9 @@ def add_32(first, last, x, sums):
 
 
 @inlined
-def steps_32(values, settings, parts, args, row, block, xs, sums):
+def steps_32(values, settings, parts, shape, row, block, xs, sums):
     """The same of four tokens."""
-    first, last = values(settings, parts, args, row, block)
+    first, last = values(settings, parts, shape, row, block)
     at = 128 * block
     return (
         add_32(first, last, xs[0] + at, sums[0]),

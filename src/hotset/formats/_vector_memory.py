@@ -16,6 +16,7 @@ from hotset.formats._vector_types import (
     LANES,
     PAIRED,
     call,
+    few,
     floats,
     has_half,
     ints,
@@ -23,7 +24,6 @@ from hotset.formats._vector_types import (
     operation,
     order,
     same,
-    spread_value,
     store_value,
     vector,
     words,
@@ -82,7 +82,20 @@ def put_float32(b, address, value):
 @operation(types.void, types.int64, types.float32)
 def put_bfloat16(b, address, value):
     """Round a number to this type, and store it."""
-    store_value(b, address, b.extract_element(upper_half(b, spread_value(b, value)), ir.Constant(I32, 0)))
+    one = b.insert_element(ir.Constant(vector(F32, 1), ir.Undefined), value, ir.Constant(I32, 0))
+    store_value(b, address, upper_half(b, one))
+
+
+@operation(types.void, types.int64, types.int64, few)
+def put_four(b, address, kind, numbers):
+    """Store four numbers in the type of this number: float32, bfloat16 or float16."""
+    with b.if_then(b.icmp_signed("==", kind, ir.Constant(I64, 0))):
+        store_value(b, address, numbers)
+    with b.if_then(b.icmp_signed("==", kind, ir.Constant(I64, 1))):
+        store_value(b, address, upper_half(b, numbers))
+    if has_half():
+        with b.if_then(b.icmp_signed("==", kind, ir.Constant(I64, 2))):
+            store_value(b, address, b.fptrunc(numbers, vector(F16, 4)))
 
 
 @operation(types.void, types.int64, types.float32)
@@ -109,6 +122,22 @@ def prefetch(b, address):
 def load_float32(b, address):
     """16 numbers."""
     return load_value(b, address, vector(F32))
+
+
+@operation(floats, types.int64)
+def load_bfloat16(b, address):
+    """16 numbers of this type."""
+    bits = b.zext(load_value(b, address, vector(I16)), vector(I32))
+    return b.bitcast(b.shl(bits, same(I32, 16)), vector(F32))
+
+
+@operation(types.void, types.int64, types.int64)
+def take_apart(b, source, target):
+    """Put 128 words so that every fourth follows the other: the first of each four, then the second..."""
+    whole = load_value(b, source, vector(I16, 128))
+    for share in range(4):
+        chosen = b.shuffle_vector(whole, whole, order(*range(share, 128, 4)))
+        store_value(b, b.add(target, ir.Constant(I64, 64 * share)), chosen)
 
 
 @operation(ints, types.int64)

@@ -38,6 +38,7 @@ class VectorType(types.Type):
 
 floats = VectorType("hotset_f32x16", vector(F32))
 ints = VectorType("hotset_i32x16", vector(I32))
+few = VectorType("hotset_f32x4", vector(F32, 4))
 words = VectorType("hotset_i16x32", vector(I16, PAIRED))
 """Bits of bfloat16 numbers, or codes that are to become some."""
 
@@ -97,7 +98,10 @@ def operation(result: types.Type, *given: types.Type):
         def three(typingctx, a, b, c):
             return signature, generate
 
-        typed = (none, one, two, three)[len(given)]
+        def four(typingctx, a, b, c, d):
+            return signature, generate
+
+        typed = (none, one, two, three, four)[len(given)]
         typed.__name__, typed.__doc__ = build.__name__, build.__doc__
         return intrinsic(typed)
 

@@ -18,6 +18,7 @@ from hotset.formats._vector_types import (
     PAIRED,
     call,
     features,
+    few,
     floats,
     has_half,
     ints,
@@ -151,6 +152,21 @@ def _lookup_avx2(b, table, codes):
     return b.shuffle_vector(*halves, order(*range(LANES)))
 
 
+@operation(few, floats, floats, floats, floats)
+def four_totals(b, *sums):
+    """The sums of four vectors."""
+    quarters = []
+    for x in sums:
+        for count in (8, 4):
+            x = b.fadd(*(b.shuffle_vector(x, x, order(*range(at, at + count))) for at in (0, count)))
+        quarters.append(x)
+    pairs = [
+        b.fadd(*(b.shuffle_vector(one, other, order(at, at + 1, at + 4, at + 5)) for at in (0, 2)))
+        for one, other in (quarters[:2], quarters[2:])
+    ]
+    return b.fadd(*(b.shuffle_vector(*pairs, order(at, at + 2, at + 4, at + 6)) for at in (0, 1)))
+
+
 @operation(types.float32, floats)
 def total(b, x):
     """The sum of 16 numbers, halves first."""
@@ -164,11 +180,13 @@ def total(b, x):
 
 def upper_half(b, x):
     """The bits of numbers rounded to bfloat16."""
-    bits = b.bitcast(x, vector(I32))
-    odd = b.and_(b.lshr(bits, same(I32, 16)), same(I32, 1))
-    rounded = b.add(bits, b.add(odd, same(I32, 0x7FFF)))
+    count = x.type.count
+    bits = b.bitcast(x, vector(I32, count))
+    odd = b.and_(b.lshr(bits, same(I32, 16, count)), same(I32, 1, count))
+    rounded = b.add(bits, b.add(odd, same(I32, 0x7FFF, count)))
     none = b.fcmp_unordered("uno", x, x)
-    return b.trunc(b.lshr(b.select(none, same(I32, 0x7FC00000), rounded), same(I32, 16)), vector(I16))
+    bits = b.select(none, same(I32, 0x7FC00000, count), rounded)
+    return b.trunc(b.lshr(bits, same(I32, 16, count)), vector(I16, count))
 
 
 @operation(floats, floats)
@@ -182,6 +200,18 @@ def rounded_bfloat16(b, x):
 def rounded_float16(b, x):
     """Numbers rounded to this type."""
     return b.fpext(b.fptrunc(x, vector(F16)), vector(F32)) if has_half() else x
+
+
+@operation(floats, floats, floats)
+def even_places(b, first, last):
+    """Of 32 numbers, those at even places."""
+    return b.shuffle_vector(first, last, order(*range(0, 2 * LANES, 2)))
+
+
+@operation(floats, floats, floats)
+def odd_places(b, first, last):
+    """Of 32 numbers, those at odd places."""
+    return b.shuffle_vector(first, last, order(*range(1, 2 * LANES, 2)))
 
 
 @operation(floats, floats, floats)

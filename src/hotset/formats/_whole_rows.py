@@ -21,11 +21,11 @@ from hotset.formats._rows import (
     TOKENS,
     X_BYTES,
     X,
-    head,
     inlined,
     job_at,
     number_at,
     parts_of,
+    shape_of,
 )
 
 
@@ -43,17 +43,18 @@ def store(address, kind, numbers):
 @inlined
 def expand(args, values, settings, in_turn):
     """Take tiles of rows until none is left, and write the numbers of each; `in_turn`: even inputs first, then odd."""
-    tiles, rows, kind = head(args, TILES), head(args, ROWS_PER_TILE), head(args, OUT_TYPE)
+    shape = shape_of(args)
+    tiles, rows, kind = shape[TILES], shape[ROWS_PER_TILE], shape[OUT_TYPE]
     item = 4 if kind == 0 else 2
-    job, width = job_at(args, 0), head(args, INPUTS)
+    job, width = job_at(args, 0), shape[INPUTS]
     parts, out = parts_of(job), m.int64_at(job + 8 * OUT)
     while True:
         tile = m.take_next(args)
         if tile >= tiles:
             break
-        for row in range(tile * rows, min(tile * rows + rows, head(args, OUTPUTS))):
+        for row in range(tile * rows, min(tile * rows + rows, shape[OUTPUTS])):
             for block in range(width // 32):
-                first, last = values(settings, parts, args, row, block)
+                first, last = values(settings, parts, shape, row, block)
                 at = out + item * (row * width + 32 * block)
                 if in_turn:
                     first, last = v.first_in_turn(first, last), v.last_in_turn(first, last)
@@ -62,9 +63,23 @@ def expand(args, values, settings, in_turn):
 
 
 @inlined
+def one_by_one(raw, out, kind, block, shares, pairs, known):
+    """Put a block's inputs in order; the first of them may be known already, and become zero."""
+    item = 4 if kind == 0 else 2
+    for place in range(block):
+        which = place % (block // shares) * shares + place // (block // shares)
+        value = number_at(raw + item * which, kind) if which >= known else m.float_of(0)
+        if pairs:
+            m.put_bfloat16(out + 2 * place, value)
+        else:
+            m.put_float32(out + 4 * place, value)
+
+
+@inlined
 def arrange(args, block, shares, pairs, sums):
     """Put each block of a token's inputs as so many shares, of every so manyth, one after another; a tile is a job."""
-    tiles, kind, width = head(args, TILES), head(args, OUT_TYPE), head(args, INPUTS)
+    shape = shape_of(args)
+    tiles, kind, width = shape[TILES], shape[OUT_TYPE], shape[INPUTS]
     item, put_item = 4 if kind == 0 else 2, 2 if pairs else 4
     while True:
         tile = m.take_next(args)
@@ -73,25 +88,28 @@ def arrange(args, block, shares, pairs, sums):
         job = job_at(args, tile)
         for token in range(m.int64_at(job + 8 * TOKENS)):
             raw = m.int64_at(job + 8 * RAW) + token * width * item
-            x = m.int64_at(job + 8 * X) + token * head(args, X_BYTES)
-            for number in range(head(args, BLOCKS)):
+            x = m.int64_at(job + 8 * X) + token * shape[X_BYTES]
+            for number in range(shape[BLOCKS]):
                 begin = min(block * number, width - block)
                 known = block * number - begin  # inputs that the block before has had
-                for place in range(block):
-                    which = place % (block // shares) * shares + place // (block // shares)
-                    value = number_at(raw + item * (begin + which), kind) if which >= known else m.float_of(0)
-                    at = x + put_item * (block * number + place)
-                    if pairs:
-                        m.put_bfloat16(at, value)
-                    else:
-                        m.put_float32(at, value)
+                at = x + put_item * block * number
+                if pairs and known == 0:
+                    m.take_apart(raw + 2 * begin, at)
+                elif block == 32 and kind == 1:
+                    first, last = m.load_bfloat16(raw + 2 * begin), m.load_bfloat16(raw + 2 * begin + 32)
+                    if shares == 2:
+                        first, last = v.even_places(first, last), v.odd_places(first, last)
+                    m.store_float32(at, first)
+                    m.store_float32(at + 64, last)
+                else:
+                    one_by_one(raw + item * begin, at, kind, block, shares, pairs, known)
                 if sums:
                     for lane in range(16):
                         whole = m.float_of(0)
                         for which in range(8 * lane, 8 * lane + 8):
                             if which >= known:
                                 whole += number_at(raw + item * (begin + which), kind)
-                        m.put_float32(x + head(args, SUMS_AT) + 64 * number + 4 * lane, whole)
+                        m.put_float32(x + shape[SUMS_AT] + 64 * number + 4 * lane, whole)
 
 
 @cache
