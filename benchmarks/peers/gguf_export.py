@@ -1,9 +1,14 @@
-"""Write a Qwen3-MoE checkpoint as GGUF for llama.cpp: the same bf16 weights, one tensor in memory at a time."""
+"""Write a Qwen3-MoE checkpoint as GGUF for llama.cpp: the same bf16 weights, one tensor in memory at a time.
+
+With `--experts Q4_0` or another type experts are quantised by llama.cpp's own function; the rest stays bf16.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +87,34 @@ def values(checkpoint: Checkpoint, name: str, experts: int) -> NDArray[Any]:
     return np.ascontiguousarray(bits)
 
 
-def export(folder: Path, out: Path) -> None:
+def quantiser(kind: gguf.GGMLQuantizationType) -> Callable[[NDArray[np.uint16]], NDArray[np.uint8]]:
+    """What llama.cpp makes of bf16 matrices [experts, rows, columns] in a type of its blocks."""
+    from importlib.util import find_spec
+
+    found = find_spec("xllamacpp")
+    if found is None or found.origin is None:
+        raise SystemExit("quantising experts needs xllamacpp: pip install hotset[bench]")
+    (library,) = Path(found.origin).parent.glob("xllamacpp*.so")
+    function = ctypes.CDLL(str(library)).ggml_quantize_chunk
+    pointer, whole = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes, function.restype = (
+        (ctypes.c_int, pointer, pointer, whole, whole, whole, pointer),
+        ctypes.c_size_t,
+    )
+    weights, size_bytes = gguf.GGML_QUANT_SIZES[kind]
+
+    def quantised(bits: NDArray[np.uint16]) -> NDArray[np.uint8]:
+        *stacked, columns = bits.shape
+        rows = int(np.prod(stacked))
+        numbers = np.ascontiguousarray((bits.astype(np.uint32) << 16).view(np.float32))
+        blocks = np.empty((*stacked, columns // weights * size_bytes), np.uint8)
+        function(int(kind), numbers.ctypes.data, blocks.ctypes.data, 0, rows, columns, None)
+        return blocks
+
+    return quantised
+
+
+def export(folder: Path, out: Path, experts_as: str = "BF16") -> None:
     """Write the file: first all names and shapes, then the values one by one."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     experts = config.get("num_local_experts") or config["num_experts"]
@@ -92,15 +124,23 @@ def export(folder: Path, out: Path) -> None:
         writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
         describe(writer, config)
         describe_tokens(writer, folder, config)
+        kind, plain = gguf.GGMLQuantizationType[experts_as], gguf.GGMLQuantizationType.BF16
+        small = None if kind == plain else quantiser(kind)
         for new, old in tensors.items():
             array = values(checkpoint, old, experts)
-            raw = gguf.GGMLQuantizationType.BF16 if array.dtype == np.uint16 else None
-            writer.add_tensor_info(new, array.shape, array.dtype, array.nbytes, raw)
+            raw = plain if array.dtype == np.uint16 else None
+            if small is not None and "{}" in old:
+                weights, size_bytes = gguf.GGML_QUANT_SIZES[kind]
+                shape = (*array.shape[:-1], array.shape[-1] // weights * size_bytes)
+                writer.add_tensor_info(new, shape, np.dtype(np.uint8), int(np.prod(shape)), kind)
+            else:
+                writer.add_tensor_info(new, array.shape, array.dtype, array.nbytes, raw)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for old in tensors.values():
-            writer.write_tensor_data(values(checkpoint, old, experts))
+            array = values(checkpoint, old, experts)
+            writer.write_tensor_data(array if small is None or "{}" not in old else small(array))
         writer.close()
 
 
@@ -109,8 +149,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--out", type=Path, required=True, help="the GGUF file to write")
+    parser.add_argument("--experts", default="BF16", help="the type of the experts' blocks: Q4_0, Q4_K, Q8_0 ...")
     options = parser.parse_args()
-    export(options.model, options.out)
+    export(options.model, options.out, options.experts)
 
 
 if __name__ == "__main__":
