@@ -4,9 +4,37 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
+
+import pytest
 
 with suppress(ImportError):  # then whatever needs torch is left out
     import torch
 
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+
+    @pytest.fixture(autouse=True)
+    def one_thread() -> None:
+        """Tests run in several processes, one thread of torch in each."""
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def stock() -> Any:
+    """The reference model as transformers loads it, in float32; tests only compute with it."""
+    from transformers import AutoModelForCausalLM
+
+    from hotset import reference
+
+    return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """The tokenizer of the reference model."""
+    from transformers import AutoTokenizer
+
+    from hotset import reference
+
+    return AutoTokenizer.from_pretrained(reference.path())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hotset import Trace, reference
@@ -44,11 +44,6 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
         [sys.executable, "-m", "hotset", *map(str, words)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(reference.path())
 
 
 @pytest.fixture(scope="module")

@@ -29,11 +29,6 @@ from hotset.transfer.reads import Load  # noqa: E402
 IDS = torch.tensor([[5, 900, 31, 7, 410, 77]])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def expected() -> Any:
     from transformers import AutoModelForCausalLM

@@ -27,18 +27,6 @@ from hotset.transfer import file as store_file  # noqa: E402
 LIVE = [name for name in policies.names() if name not in ("belady",)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def stock() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     from transformers import AutoTokenizer

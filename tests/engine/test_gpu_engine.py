@@ -21,13 +21,6 @@ pytestmark = [
 PROMPT = "La storia della città di Roma"
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(reference.path())
-
-
 def stock(dtype: Any, implementation: str = "grouped_mm") -> Any:
     from transformers import AutoModelForCausalLM
 

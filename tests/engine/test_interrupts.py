@@ -39,11 +39,6 @@ from hotset.transfer.readers import Jobs  # noqa: E402
 PROMPTS = [torch.tensor([[5 + 97 * n, 900, 31 * n + 12, 7, 410 + n]]) for n in range(3)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def greedy(model: Any, ids: Any, tokens: int = 3) -> Any:
     mask = torch.ones_like(ids)
     return model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0)

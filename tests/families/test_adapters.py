@@ -60,11 +60,6 @@ NLLB = [
 BUDGETS = ["6 slots", "50%", "100%"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def saved(case: Case, folder: Path) -> Any:
     """Write the case's checkpoint and read it with the stock library."""
     model = tiny.make(case.family, **case.changes)

@@ -22,11 +22,6 @@ QUICK = [
 MAY_DIFFER = {"deepseek_v4", "llama4"}  # gates and kernels that round by how many rows they are given
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("memory", exactness.MEMORIES)
 @pytest.mark.parametrize("name", [name for name in QUICK if name in tiny.families()])
 def test_a_family_computes_what_stock_computes(name: str, memory: str, tmp_path: Path) -> None:

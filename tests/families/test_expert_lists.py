@@ -31,11 +31,6 @@ def arctic(**changes: Any) -> Any:
         return ArcticForCausalLM(ArcticConfig(**changes)).eval()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that brings its code along, as the one on the hub does."""

@@ -23,11 +23,6 @@ CLOSE = ["llama4", "dbrx", "muse_spark"]  # other kernels than stock's, or anoth
 Gradients = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def cared_for(model: Any) -> set[str]:
     """What is trained: all but the experts."""
     return {name for name, _ in model.named_parameters()}

@@ -21,11 +21,6 @@ FEWER = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_every_experts_class_has_a_tiny_model() -> None:
     made = {type(m).__name__ for name in tiny.families() for m in tiny.experts_modules(tiny.make(name)).values()}
     wanted = decorated_classes().keys() | own_code_classes().keys()

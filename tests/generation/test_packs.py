@@ -38,11 +38,6 @@ def silent(_: str) -> Any:
     return nullcontext()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def text(domain: str, path: Path, prompts: int = 8) -> Path:
     path.write_text("\n\n".join(one.text for one in reference.workload(domain).prompts[:prompts]), encoding="utf-8")
     return path

@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from hotset import reference
 from hotset.generation.streaming import TokenStream
 
 pytestmark = pytest.mark.filterwarnings("default")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(reference.path())
 
 
 @pytest.mark.parametrize("name", ["ja", "ru", "latex", "it"])

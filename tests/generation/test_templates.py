@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from hotset import reference
 from hotset.errors import ModelError
 from hotset.generation.templates import TemplateWorker
 
@@ -35,11 +33,6 @@ def worker() -> Iterator[TemplateWorker]:
     made = TemplateWorker(cpu_s=2)
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(reference.path())
 
 
 @pytest.mark.parametrize("template", SOUND)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parent.parent / "families"))
 
 import tiny_models as tiny  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import BudgetError, ModelError  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def snapshot(model: Any) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parent.parent / "families"))
 
 import tiny_models as tiny  # noqa: E402
 
@@ -24,11 +23,6 @@ import hotset  # noqa: E402
 from hotset.errors import ClosedError, ModelError  # noqa: E402
 
 FAMILIES = ["qwen3_moe", "gpt_oss", "llama4", "switch_transformers"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def loaded(name: str, folder: Path, dtype: Any = torch.float32, memory: str = "50%") -> Any:

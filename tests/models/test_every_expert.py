@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import quantised
+import tiny_models as tiny
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -15,16 +16,7 @@ import hotset
 from hotset.errors import ModelError
 from hotset.models.packing import pack
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
-import quantised
-import tiny_models as tiny
-
 Change = Callable[[str, torch.Tensor], torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def rewritten(folder: Path, change: Change) -> Path:

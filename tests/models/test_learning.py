@@ -35,13 +35,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(reference.path())
-
-
 def load(**options: Any) -> Any:
     return hotset.load(reference.path(), **({"memory": "25%", "dtype": torch.float32, "device": "cpu"} | options))
 

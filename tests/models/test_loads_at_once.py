@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models as tiny
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -17,16 +17,8 @@ import hotset
 from hotset.errors import BudgetError
 from hotset.models.deferred import DeferredExperts, load_without_experts
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
-import tiny_models as tiny
-
 ROUNDS = 3
 NAMES = ("_load_pretrained_model", "tie_weights", "init_weights", "from_pretrained")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

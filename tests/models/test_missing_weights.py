@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models as tiny
 import torch
 from safetensors.torch import load_file, save_file
 
 import hotset
 from hotset.errors import ModelError
 from hotset.models.fingerprint import fingerprint_of_folder
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
-import tiny_models as tiny
 
 LAYER = "model.layers.1."
 LACKING = [
@@ -28,11 +26,6 @@ LACKING = [
     f"{LAYER}mlp.gate.weight",
     f"{LAYER}input_layernorm.weight",
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parent.parent / "families"))
 
 import tiny_models as tiny  # noqa: E402
 

@@ -25,14 +25,6 @@ from hotset.models.prompt_chunks import PromptChunks  # noqa: E402
 LENGTH = 5 * MIN_ROWS + 3
 
 
-@pytest.fixture(scope="module")
-def stock() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-    return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
-
-
 @contextmanager
 def chunked(memory: str = "25%", **options: Any) -> Iterator[Any]:
     """The reference model, whose prompts are split as finely as they ever are."""

@@ -25,11 +25,6 @@ from hotset.trace.run import Run  # noqa: E402
 COUNTS = ("hits", "misses", "evictions", "staged")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def generate(model: Any, seed: int, tokens: int = 10) -> None:
     ids = torch.randint(3, 400, (1, 12), generator=torch.Generator().manual_seed(seed))
     model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=0)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
 
 import tiny_configs  # noqa: E402
 import tiny_models as tiny  # noqa: E402
@@ -56,11 +53,6 @@ def grouped() -> list[str]:
         if "n_group" in tiny_configs.fields_of(type(getattr(config, "text_config", config))):
             found.append(name)
     return found
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def uneven(name: str, **changes: Any) -> Any:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "families"))
 
 import tiny_models as tiny  # noqa: E402
+from steps_seen import steps_seen  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset import Phase, reference  # noqa: E402
-from hotset.engine.step import Step  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -31,25 +26,10 @@ def model() -> Any:
 
 def steps_of(model: Any, *calls: dict[str, Any]) -> list[tuple[int, Phase, int]]:
     """The request, the phase and the length of every step, requests counted from the first."""
-    with ended(model) as seen:
+    with steps_seen(model) as seen:
         for call in calls:
             model.generate(max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0, **call)
     return [(step.first_request - seen[0].first_request, step.phase, step.length) for step in seen]
-
-
-@contextmanager
-def ended(model: Any) -> Iterator[list[Step]]:
-    """The steps that the engine is told of."""
-    seen: list[Step] = []
-    end = model.hotset.engine.end
-
-    def watched(step: Step, seconds: float) -> None:
-        seen.append(step)
-        end(step, seconds)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model.hotset.engine, "end", watched)
-        yield seen
 
 
 def test_each_generate_is_a_request(model: Any) -> None:
@@ -76,7 +56,7 @@ def test_a_prompt_in_pieces_is_one_request(model: Any) -> None:
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    with ended(model) as seen, torch.no_grad():
+    with steps_seen(model) as seen, torch.no_grad():
         for piece in ([5, 9, 31], [7, 8], [2], [4]):
             model(input_ids=torch.tensor([piece]), past_key_values=cache, use_cache=True)
     assert len({step.first_request for step in seen}) == 1
@@ -109,7 +89,7 @@ def test_an_interrupt_in_a_pass_does_not_end_the_counting(model: Any) -> None:
 
 def test_a_cache_that_the_model_makes_is_known_by_the_next_call(model: Any) -> None:
     """In between, the thread does something else: the cache alone says whose the token is."""
-    with ended(model) as seen, torch.no_grad():
+    with steps_seen(model) as seen, torch.no_grad():
         out = model(input_ids=torch.tensor([[5, 9, 31]]), use_cache=True)
         model(input_ids=torch.tensor([[7, 8]]))
         model(input_ids=torch.tensor([[4]]), past_key_values=out.past_key_values, use_cache=True)
@@ -126,7 +106,7 @@ def test_a_step_of_one_model_inside_that_of_another_is_its_own(model: Any) -> No
             other(ids[:, :2])
 
     hook = model.model.layers[4].register_forward_pre_hook(nested)
-    with ended(model) as outer, ended(other) as inner, torch.no_grad():
+    with steps_seen(model) as outer, steps_seen(other) as inner, torch.no_grad():
         model(ids)
     hook.remove()
     requests = model.hotset.requests()[-1], other.hotset.requests()[-1]
@@ -139,7 +119,7 @@ def test_a_step_of_one_model_inside_that_of_another_is_its_own(model: Any) -> No
 def test_an_encoder_that_runs_alone_is_part_of_its_decoders_request(family: str) -> None:
     attached = hotset.attach(tiny.make(family), memory="50%")
     ids = tiny.inputs(family, attached)["input_ids"][:1]
-    with ended(attached) as seen, attached.hotset.trace() as recorder:
+    with steps_seen(attached) as seen, attached.hotset.trace() as recorder:
         for _ in range(2):
             attached.generate(ids, max_new_tokens=3, min_new_tokens=3, do_sample=False, num_beams=1)
     found = [request.as_dict() for request in attached.hotset.requests()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from steps_seen import steps_seen  # noqa: E402
+
 import hotset  # noqa: E402
 from hotset import Phase, reference  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
@@ -21,11 +21,6 @@ from hotset.trace import Trace  # noqa: E402
 
 TOKENS = 24
 IDS = [5, 9, 31, 7, 5, 9, 31, 7, 5, 9]  # it repeats itself, so that there is something to look up
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +35,6 @@ def assistant() -> Any:
     loaded = hotset.load(reference.path(), memory="25%", device="cpu", prefetch="off")
     yield loaded
     loaded.hotset.close()
-
-
-@contextmanager
-def steps(model: Any) -> Iterator[list[Step]]:
-    seen: list[Step] = []
-    end = model.hotset.engine.end
-
-    def watched(step: Step, seconds: float) -> None:
-        seen.append(step)
-        end(step, seconds)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model.hotset.engine, "end", watched)
-        yield seen
 
 
 def answer(model: Any, ids: list[int] = IDS, **how: Any) -> list[int]:
@@ -76,7 +57,7 @@ def test_prompt_lookup_decodes(model: Any) -> None:
     plain = answer(model)
     model.hotset.reset_stats()
     before = model.hotset.tracker.requests
-    with steps(model) as seen:
+    with steps_seen(model) as seen:
         assert answer(model, prompt_lookup_num_tokens=4) == plain
     check(seen)
     assert model.hotset.tracker.requests == before + 1
@@ -88,7 +69,7 @@ def test_prompt_lookup_decodes(model: Any) -> None:
 def test_an_assistant_model_drafts_for_one_request_of_each_model(model: Any, assistant: Any) -> None:
     plain = answer(model)
     before = assistant.hotset.tracker.requests
-    with steps(model) as seen, steps(assistant) as drafted:
+    with steps_seen(model) as seen, steps_seen(assistant) as drafted:
         assert answer(model, assistant_model=assistant) == plain
     check(seen)
     assert [step.phase for step in drafted] == [Phase.PREFILL] + [Phase.DECODE] * (len(drafted) - 1)
@@ -99,7 +80,7 @@ def test_blend_learns_from_verified_tokens(model: Any) -> None:
     """The weights move at events of decode only, so they move as often as there are such events."""
     state = model.hotset.engine.controller.state
     moved = 0
-    with steps(model) as seen:
+    with steps_seen(model) as seen:
         engine = model.hotset.engine
         end = engine.end
 
@@ -120,9 +101,9 @@ def test_a_turn_after_drafts_is_a_request_of_its_own(model: Any) -> None:
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    with steps(model) as first:
+    with steps_seen(model) as first:
         said = answer(model, past_key_values=cache, prompt_lookup_num_tokens=4)
-    with steps(model) as second:
+    with steps_seen(model) as second:
         answer(model, [*said, 8, 2, 4, 6], past_key_values=cache, prompt_lookup_num_tokens=4)
     check(first)
     check(second)
@@ -133,7 +114,7 @@ def test_drafts_of_ones_own_loop_are_decode_after_a_token_or_a_rollback(model: A
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
-    with steps(model) as seen, torch.no_grad():
+    with steps_seen(model) as seen, torch.no_grad():
         for piece, rejected in (
             ([5, 9, 31, 7], 0),
             ([8, 2, 4], 2),

@@ -21,11 +21,6 @@ def model() -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return transformers.AutoTokenizer.from_pretrained(reference.path())
-
-
 def test_the_folder_is_small_enough_to_ship() -> None:
     assert sum(path.stat().st_size for path in reference.path().iterdir()) <= 36_000_000
 

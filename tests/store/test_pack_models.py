@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models as tiny
 import torch
+from quantised import save_fp8, save_mxfp4
 from safetensors.torch import load_file
 from store_samples import content, forge
 
@@ -28,15 +30,6 @@ from hotset.store.catalog import Bytes
 from hotset.store.packed import BLOCKS_FILE, INDEX_FILE, open_index, open_packed
 from hotset.store.plan import PackKey
 from hotset.store.verify import verify_packed
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
-import tiny_models as tiny
-from quantised import save_fp8, save_mxfp4
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

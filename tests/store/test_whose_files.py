@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models as tiny
 from store_samples import content, plan_of, write_pack
 
 import hotset
@@ -19,9 +19,6 @@ from hotset.models.packing import pack
 from hotset.store.journal import JOURNAL_FILE
 from hotset.store.pack import Packer
 from hotset.store.packed import BLOCKS_FILE
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "families"))
-import tiny_models as tiny
 
 
 @pytest.fixture

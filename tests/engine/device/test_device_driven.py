@@ -102,13 +102,6 @@ def text(model: Any, ids: Any, tokens: int, mask: Any = None, **options: Any) ->
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(reference.path())
-
-
-@pytest.fixture(scope="module")
 def stock() -> Any:
     return stock_of(reference.path(), "grouped_mm")
 

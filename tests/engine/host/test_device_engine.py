@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 from two_tiers import few_at_once  # noqa: E402
 from two_tiers import load_two_tiers as load  # noqa: E402
 
-from hotset import policies, reference  # noqa: E402
+from hotset import policies  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import Scope  # noqa: E402
 from hotset.engine.kernels import gpu_kernels  # noqa: E402
@@ -21,18 +21,6 @@ from hotset.engine.preload import BackgroundLoader  # noqa: E402
 from hotset.shape import ExpertKey  # noqa: E402
 from hotset.transfer import Readers, ReadTransfer  # noqa: E402
 from hotset.transfer.reads import Load  # noqa: E402
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def stock() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32)
 
 
 @pytest.mark.parametrize(

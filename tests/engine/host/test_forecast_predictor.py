@@ -31,11 +31,6 @@ LAYERS, EXPERTS, TOP_K, NEW = 8, 64, 8, 12
 SHAPE = ModelShape(LAYERS, EXPERTS, TOP_K, 1000)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def greedy(model: Any, tokens: int = NEW, ids: Any = IDS) -> list[list[int]]:
     given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
     text: list[list[int]] = model.generate(ids, **given).tolist()
@@ -44,13 +39,6 @@ def greedy(model: Any, tokens: int = NEW, ids: Any = IDS) -> list[list[int]]:
 
 def load(prefetch: str, memory: str = "25%", **options: Any) -> Any:
     return hotset.load(reference.path(), memory=memory, dtype=torch.float32, device="cpu", prefetch=prefetch, **options)
-
-
-@pytest.fixture(scope="module")
-def stock() -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(reference.path(), dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")

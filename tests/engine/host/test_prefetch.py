@@ -38,11 +38,6 @@ IDS = torch.tensor([[5, 900, 31, 7, 410, 77]])
 LAYERS, EXPERTS = 8, 64
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def greedy(model: Any, tokens: int = 16) -> Any:
     return model.generate(
         IDS, attention_mask=torch.ones_like(IDS), max_new_tokens=tokens, do_sample=False, pad_token_id=0
