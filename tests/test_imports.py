@@ -119,32 +119,42 @@ def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported_rooms(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text())
-    modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    modules += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+def imported_modules(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    named = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return named | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+
+
+def imported_rooms(modules: set[str]) -> set[str]:
     named = {module.split(".")[1] for module in modules if module.startswith("hotset.")}
-    if any(module == "hotset" for module in modules):
-        named.add("")
-    return named
+    return named | {""} if "hotset" in modules else named
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_dependencies_point_one_way(path: Path) -> None:
-    if path == PACKAGE / "__init__.py":
-        return  # the door to all rooms, opened lazily
-    room = room_of(path)
-    assert room in ALLOWED, f"{room} is a new room: say in this test what it may import"
-    assert imported_rooms(path) - {room} <= ALLOWED[room]
+@pytest.fixture(scope="module")
+def imports() -> dict[Path, set[str]]:
+    """What each file imports; the package's own door to all rooms, opened lazily, is left out."""
+    return {path: imported_modules(path) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_torch_stays_where_it_belongs(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    named = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    named |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    if any(module.split(".")[0] in ("torch", "transformers") for module in named):
-        assert room_of(path) in TORCH
+def test_every_room_is_known(imports: dict[Path, set[str]]) -> None:
+    assert {room_of(path) for path in imports} <= set(ALLOWED), "a new room: say in this test what it may import"
+
+
+def test_dependencies_point_one_way(imports: dict[Path, set[str]]) -> None:
+    wrong = {
+        str(path.relative_to(PACKAGE)): rooms - {room_of(path)} - ALLOWED[room_of(path)]
+        for path, modules in imports.items()
+        if (rooms := imported_rooms(modules))
+    }
+    assert not {name: rooms for name, rooms in wrong.items() if rooms}
+
+
+def test_torch_stays_where_it_belongs(imports: dict[Path, set[str]]) -> None:
+    users = {
+        path for path, modules in imports.items() if {m.split(".")[0] for m in modules} & {"torch", "transformers"}
+    }
+    assert users
+    assert not {str(path.relative_to(PACKAGE)) for path in users if room_of(path) not in TORCH}
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
