@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import expert_samples as samples
-import gguf_models
 import numpy as np
 import pytest
 import torch
 import triton.language as tl
+from random_blocks import random_blocks
 
 from hotset import formats
 from hotset.engine.arena import Arena, poison
@@ -37,7 +37,7 @@ def random_parts(chosen: WeightFormat, outputs: int, inputs: int, seed: int, *, 
     random = torch.Generator().manual_seed(seed)
     found = []
     if chosen.name == "gguf" and not wild:
-        blocks = gguf_models.random_blocks(chosen.kind, (outputs, inputs), seed)  # type: ignore[attr-defined]
+        blocks = random_blocks(chosen.kind, (outputs, inputs), seed)  # type: ignore[attr-defined]
         return [torch.from_numpy(blocks).to(DEVICE)]
     for part in chosen.parts(outputs, inputs):
         kind = formats.element_type(part.dtype)
