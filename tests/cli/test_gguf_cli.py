@@ -110,6 +110,25 @@ def test_other_architectures_are_refused(tmp_path: Path) -> None:
     assert "no experts" in call("doctor", file).out + call("run", file, *FEW, *PROMPT).error
 
 
+def test_a_file_of_the_hub_s_cache(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All shards are found where the hub's client has put them."""
+    from huggingface_hub import constants
+
+    first = gguf_models.from_folder(SOURCE, tmp_path / "m.gguf", gguf_models.matrices_as("Q8_0"), shards=2)
+    repository = tmp_path / "models--org--name"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    for shard in tmp_path.glob("m-*.gguf"):
+        shard.rename(snapshot / shard.name)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    ended = call("run", f"org/name:{first.name}", *FEW, *PROMPT, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["text"] == json.loads(call("run", file, *FEW, *PROMPT, "--json").out)["text"]
+
+
 def test_places_that_are_none(file: Path, tmp_path: Path) -> None:
     assert "there is no file" in call("run", tmp_path / "x.gguf", *PROMPT).error
     assert f"it has {file.name}" in call("run", f"{file.parent}:x.gguf", *PROMPT).error

@@ -14,7 +14,7 @@ Decode = Callable[[Tensor], Tensor]
 
 IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the 16 codes of IQ4_NL and IQ4_XS stand for."""
-_FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """What the 16 codes of MXFP4 stand for, doubled; there is no negative zero."""
 
 
@@ -132,7 +132,7 @@ def mxfp4(blocks: Tensor) -> Tensor:
     """An exponent; codes of E2M1. The package halves the power of two, and doubles the values."""
     codes = blocks[..., :1].int()
     bits = torch.where(codes < 2, 0x00200000 << codes, (codes - 1) << 23)
-    return _looked_up(_halves(blocks[..., 1:]), _FP4_DOUBLED).mul_(bits.view(torch.float32))
+    return _looked_up(_halves(blocks[..., 1:]), FP4_DOUBLED).mul_(bits.view(torch.float32))
 
 
 DECODERS: dict[str, Decode] = {

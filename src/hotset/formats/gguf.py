@@ -17,6 +17,8 @@ from hotset.store.gguf import BLOCKS, BlockType
 if TYPE_CHECKING:
     import torch
 
+    from hotset.formats._rows import RowKernels
+
     Tensor = torch.Tensor
 
 KEPT = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
@@ -72,6 +74,12 @@ class Gguf(WeightFormat):
         for rows in tiles(*out.shape):
             blocks = parts[0][rows].view(rows.stop - rows.start, -1, self.block.size_bytes)
             out[rows] = decoder(blocks).flatten(-2)
+
+    def row_kernels(self, outputs: int, inputs: int) -> RowKernels | None:  # noqa: ARG002 - rows are whole blocks
+        """Those of its kind of blocks."""
+        from hotset.formats._gguf_rows import row_kernels
+
+        return row_kernels(self.dtype, self.kind, outputs)
 
     def tile(self) -> TileLoader | None:
         """Blocks decoded by shifts; the table of IQ4 lies in four words."""

@@ -83,5 +83,8 @@ def _need_hub(model: str) -> None:
 
 
 def _unreachable(model: str) -> str:
-    remedy = f"download it first (hf download {model}), or give a path"
+    from hotset.models.gguf_place import repository_of
+
+    words = " ".join(repository_of(model) or (model,))
+    remedy = f"download it first (hf download {words}), or give a path"
     return f"{model} is no folder here, and the hub cannot be reached: {remedy}"

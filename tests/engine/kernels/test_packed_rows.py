@@ -12,21 +12,26 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("gguf")
+
+import gguf_models  # noqa: E402
 
 from hotset import formats  # noqa: E402
 from hotset.engine.arena import Arena  # noqa: E402
 from hotset.engine.kernels.packed import FEW_TOKENS, PackedLinear  # noqa: E402
 from hotset.formats import WeightFormat, element_type, laid_out  # noqa: E402
+from hotset.formats.gguf import KEPT, Gguf  # noqa: E402
 from hotset.store import SlotLayout  # noqa: E402
+from hotset.store.gguf import BLOCKS  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 SPECS = (
     "integer", "integer:group=64,zeros=bytes", "integer:group=128,scales=float16,zeros=bytes",
     "integer:group=0,scales=float32", "integer:bits=8", "integer:bits=8,group=128,scales=float16,zeros=bytes",
     "mxfp4", "nvfp4", "nvfp4:matrices=2,divides=on", "fp8", "fp8:block_n=1,block_k=32,scales=e8m0",
-    "fp8:block_n=0,block_k=0,scales=bfloat16,values=e5m2",
+    "fp8:block_n=0,block_k=0,scales=bfloat16,values=e5m2", *(f"gguf:kind={kind}" for kind in KEPT),
 )  # fmt: skip
-QUICK = ("integer", "integer:bits=8", "mxfp4")
+QUICK = ("integer", "integer:bits=8", "mxfp4", "gguf:kind=Q5_K")
 TOLERANCES = {"float32": 5e-7, "bfloat16": 1e-2, "float16": 1.5e-3}
 """Of the largest output; what is left out of the definition in 16 bits is that weights are rounded."""
 
@@ -41,6 +46,9 @@ def _threads() -> Iterator[None]:
 
 def random_part(part: formats.FormatPart, chosen: WeightFormat) -> Any:
     """Numbers that a matrix could have: scales around a hundredth, all codes."""
+    if isinstance(chosen, Gguf):
+        shape = (part.shape[0], part.shape[1] // chosen.block.size_bytes * chosen.block.weights)
+        return torch.from_numpy(gguf_models.random_blocks(chosen.kind, shape, part.shape[0]))
     if part.dtype != "uint8":
         return (torch.rand(part.shape) * 0.02 + 0.004).to(element_type(part.dtype))
     if part.role == "zeros":
@@ -94,15 +102,26 @@ def check(spec: str, dtype: str, outputs: int, inputs: int) -> None:
 @pytest.mark.parametrize(("outputs", "inputs"), [(70, 256), (34, 2880), (6, 64)])
 @pytest.mark.parametrize("spec", SPECS)
 def test_products_are_those_of_the_decoded_matrix(spec: str, outputs: int, inputs: int) -> None:
-    if "128" in spec and inputs % 128:
+    if inputs % whole_of(spec):
         pytest.skip("no whole groups")
     check(spec, "bfloat16", outputs, inputs)
+
+
+def whole_of(spec: str) -> int:
+    """The inputs that matrices in a format have a multiple of."""
+    kind = spec.partition("kind=")[2]
+    return BLOCKS[kind].weights if kind else 128 if "128" in spec else 32
+
+
+def inputs_of(spec: str) -> int:
+    """Some inputs that a matrix may have."""
+    return 384 if 384 % whole_of(spec) == 0 else 512
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_products_in_other_types(spec: str, dtype: str) -> None:
-    check(spec, dtype, 38, 384)
+    check(spec, dtype, 38, inputs_of(spec))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -146,10 +165,13 @@ NARROWER = {"avx2": "+avx,+avx2,+f16c,+fma,+sse4.2", "generic": ""}
 @pytest.mark.parametrize("processor", NARROWER)
 def test_narrower_processors_compute_the_same(processor: str, tmp_path: Path) -> None:
     """The suite itself runs with the widest that the machine has."""
-    code = "import sys; sys.path[:0] = ['tests/engine/kernels']; import torch, test_packed_rows as rows\n"
+    code = "import sys; sys.path[:0] = ['tests/engine/kernels', 'tests/formats']\n"
+    code += "import torch, test_packed_rows as rows\n"
     wanted = QUICK if processor == "avx2" else QUICK[:1]
     code += "".join(
-        f"rows.check({spec!r}, {dtype!r}, 38, 384)\n" for spec in wanted for dtype in ("bfloat16", "float32")
+        f"rows.check({spec!r}, {dtype!r}, 38, {inputs_of(spec)})\n"
+        for spec in wanted
+        for dtype in ("bfloat16", "float32")
     )
     environment = {
         **os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": NARROWER[processor],
