@@ -133,22 +133,22 @@ def test_capacity_reconciles_with_replay_and_evaluation(mix: Mix) -> None:
 
 
 def test_bytes_are_equal_and_add_up() -> None:
-    """Without prompts every load is one of a new token: on demand, or guessed and not wasted."""
+    """Without prompts every load is one of a new token: on demand, or prefetched and not wasted."""
     result = run("bytes", {"a": tiny(1, prompt=0), "b": tiny(2, prompt=0)})
     assert len({row["memory_bytes"] for row in result.rows}) == 1
     by = {(row["link_gb_per_s"], row["forecast"], row["auto"]): row for row in result.rows}
     for row in result.rows:
-        assert (row["cached_slots"] + row["guess_slots"]) * EXPERT_BYTES == row["memory_bytes"]
-        assert 0 <= row["wasted_bytes"] <= row["guessed_bytes"]
+        assert (row["cached_slots"] + row["prefetch_rows"]) * EXPERT_BYTES == row["memory_bytes"]
+        assert 0 <= row["wasted_bytes"] <= row["prefetched_bytes"]
         if row["forecast"] == "demand only":
-            assert row["guess_slots"] == row["guessed_bytes"] == row["stall_saved"] == 0
+            assert row["prefetch_rows"] == row["prefetched_bytes"] == row["stall_saved"] == 0
             continue
         if row["forecast"] == equal_bytes.MORE:
-            assert row["guess_slots"] == 8
+            assert row["prefetch_rows"] == 8
             continue
         off = by[row["link_gb_per_s"], "off", "-"]
         assert row["cached_slots"] == off["cached_slots"]
-        loaded = row["demand_bytes"] + row["guessed_bytes"] - row["wasted_bytes"]
+        loaded = row["demand_bytes"] + row["prefetched_bytes"] - row["wasted_bytes"]
         assert loaded == pytest.approx(off["demand_bytes"], rel=1e-4)
         assert row["stall_ms"] <= off["stall_ms"] * 1.0001
         assert row["hit_rate"] == off["hit_rate"]
@@ -171,7 +171,7 @@ def test_notes_name_where_auto_wins_and_loses() -> None:
             ("gate", "off", 4.0, 62.0), ("eam", "on", 11.0, 47.0), ("eam", "off", 11.0, 46.0),
         )
     ]  # fmt: skip
-    rows, notes = equal_bytes.conclude(rows)
+    notes = equal_bytes.conclude(rows)
     assert "auto more than 2 % slower than off: t, 3 GB/s (eam -2.1 %)" in notes
     assert "auto slower than off by at most 2 %: nowhere" in notes
     assert "auto saves 25 % of off's stall: t, 3 GB/s (gate +50.0 %)" in notes
@@ -209,7 +209,7 @@ def test_policies_at_2_to_6_of_8_and_the_bound_on_top(traces: dict[str, Trace]) 
     for row in small:
         best = next(r for r in small if r["slots"] == row["slots"] and r["by"] == "belady")
         assert row["hit_rate"] <= best["hit_rate"]
-    (guess,) = [row for row in rows if row["what"] == "guessing"]
+    (guess,) = [row for row in rows if row["what"] == "predicting"]
     assert guess["precision"] == guess["recall"]
 
 
@@ -223,7 +223,7 @@ def test_rates_by_request_add_up_to_the_whole(mix: Mix) -> None:
     parts = [mix.whole.select([number]) for number in range(mix.whole.requests)]
     whole = concat(parts)
     tokens = np.bincount(whole.request[whole.phase == Phase.DECODE])
-    cache = Controller(SlotPlan(whole.shape, layout(whole.shape, ahead=0).cached), parse("lru"))
+    cache = Controller(SlotPlan(whole.shape, layout(whole.shape, rows=0).cached), parse("lru"))
     expected = cache.replay(whole.events()).counters.hit_rate(Phase.DECODE)
     assert np.average(shift.hit_rates("lru", parts), weights=tokens) == pytest.approx(expected)
     for spec in ("gate", "eam", "best"):
@@ -264,13 +264,18 @@ def test_knobs_are_sorted_by_what_they_change(traces: dict[str, Trace], mix: Mix
 def test_slots_for_guesses_come_out_of_the_same_memory(mix: Mix) -> None:
     shape = mix.fit.shape
     assert layout(shape) == Layout(14, 2)
-    assert layout(shape, ahead=0) == Layout(16, 0)
+    assert layout(shape, rows=0) == Layout(16, 0)
 
 
 def test_slots_for_guesses_are_as_many_everywhere() -> None:
     for top_k, slots in ((1, 1), (2, 2), (4, 4), (8, 4)):
         shape = ModelShape(8, 64, top_k)
-        assert prefetch_rows(Driver.CPU, shape) == prefetch_rows(Driver.HOST, shape) == layout(shape).ahead == slots
+        assert (
+            prefetch_rows(Driver.CPU, shape)
+            == prefetch_rows(Driver.HOST, shape)
+            == layout(shape).prefetch_rows
+            == slots
+        )
 
 
 def test_judged_requests_are_none_of_the_first_half(mix: Mix) -> None:
