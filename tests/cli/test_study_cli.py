@@ -45,7 +45,7 @@ def test_table_plot_and_result_agree(pair: list[str | Path], tmp_path: Path) -> 
     assert document["machine"]["cores"] >= 1
     assert document["date"]
     for word in (
-        "Fetching ahead at equal bytes",
+        "Prefetch at equal bytes",
         "2 workloads mixed (task1, task2)",
         "demand only",
         "oracle",
