@@ -136,7 +136,7 @@ def test_a_loser_gives_way_and_the_live_cache_evicts_as_the_other_would(short_wi
     asked = [0, 1, 2, 3, 3, 4, 4, 3, 4, 3]
     bench.ask(*asked)
     assert bench.live.policy == parse("lru")
-    assert bench.comparison.shadow.controller.policy == parse("static")
+    assert bench.comparison.shadow.policy == parse("static")
     assert bench.said == ["static hit 50.0 points less than lru over the last 10 tokens: switched to lru"]
     assert bench.comparison.switches == [{"tokens": 10, "from": "static", "to": "lru"}]
     assert bench.live.residents() == [(0, 0), (0, 1), (0, 2)]  # whoever is here stays until somebody comes
@@ -154,7 +154,7 @@ def test_a_loser_gives_way_and_the_live_cache_evicts_as_the_other_would(short_wi
 def test_after_the_exchange_the_shadow_does_as_the_old_policy_would(short_window):
     bench = Bench(switch=True)
     bench.ask(0, 1, 2, 2, 2, 2, 2, 2)
-    shadow = bench.comparison.shadow.controller
+    shadow = bench.comparison.shadow
     assert shadow.residents() == [(0, 1), (0, 2)]
     bench.ask(3, 4, 5)
     assert shadow.residents() == [(0, 1), (0, 2)]  # static never replaces
@@ -171,7 +171,7 @@ def test_without_leave_to_switch_the_policy_stays(short_window):
 def test_each_change_needs_twice_the_evidence_of_the_last(short_window):
     bench = Bench(switch=True)
     for _ in range(400):  # always what the shadow has and the live cache has not
-        live, shadow = (set(c.residents()) for c in (bench.live, bench.comparison.shadow.controller))
+        live, shadow = (set(c.residents()) for c in (bench.live, bench.comparison.shadow))
         bench.ask(min((key.expert for key in shadow - live), default=bench.comparison._tokens_ever % 6))
     moments = [switch["tokens"] for switch in bench.comparison.switches]
     assert len(moments) >= 3

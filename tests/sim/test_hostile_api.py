@@ -49,7 +49,7 @@ def test_choices_given_as_text_are_those_of_the_enumeration(scope: str) -> None:
         {"fit": "half"},
         {"fit": float("nan")},
         {"seed": -1},
-        {"ahead": -3},
+        {"prefetch_slots": -3},
         {"link": "25GB/s"},
         {"prefetch": "nonsense"},
         {"policies": [1]},
