@@ -27,11 +27,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_file_runs(file: Path) -> None:
-    ended = call("run", file, *FEW, *PROMPT, "--json")
+    words = (*FEW, *PROMPT, "--dtype", "float32", "--json")
+    ended = call("run", file, *words)
     assert ended.code == 0, ended.err
     text = json.loads(ended.out)["text"]
-    assert json.loads(call("run", SOURCE, *FEW, *PROMPT, "--no-chat", "--json").out)["text"] == text
-    assert json.loads(call("run", file.parent, *FEW, *PROMPT, "--json").out)["text"] == text
+    assert json.loads(call("run", file, "--experts", "dense", *words).out)["text"] == text
+    assert json.loads(call("run", file.parent, *words).out)["text"] == text
 
 
 def test_a_file_is_recorded_examined_and_packed(file: Path, tmp_path: Path) -> None:

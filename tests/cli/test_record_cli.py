@@ -105,7 +105,7 @@ def test_a_batch_leaves_no_padding_behind(prompts: Path, recorded: tuple[Path, d
 def test_limit_force_and_shipped_prompts(tmp_path: Path) -> None:
     out = tmp_path / "t.safetensors"
     words = ("trace", "record", "--prompts", "reference:c", "-o", out, "--limit", "1", "--max-new-tokens", "2")
-    assert "of 1 request," in call(*words).stdout
+    assert "of 1 request in" in call(*words).stdout
     with pytest.raises(HotsetError, match="exists"):
         call(*words)
     call(*words, "--force")

@@ -59,8 +59,10 @@ def written(trace: Trace, out: Path) -> dict[str, Any]:
 
 def written_line(document: dict[str, Any]) -> str:
     """The same for people."""
+    from hotset.report.words import plural
+
     return printable(
-        f"{document['file']}: {document['tokens']:,} tokens of {document['requests']:,} requests in "
-        f"{document['steps']:,} steps, {document['layers']} layers x {document['experts']} experts, "
+        f"{document['file']}: {plural(document['tokens'], 'token')} of {plural(document['requests'], 'request')} in "
+        f"{plural(document['steps'], 'step')}, {document['layers']} layers x {document['experts']} experts, "
         f"top {document['top_k']}"
     )

@@ -27,7 +27,7 @@ from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
 
 IDS = torch.tensor([[5, 900, 31, 7, 410, 77]])
-LAYERS, EXPERTS, TOP_K, NEW = 8, 64, 8, 12
+LAYERS, EXPERTS, TOP_K, NEW = 8, 64, 8, 24
 SHAPE = ModelShape(LAYERS, EXPERTS, TOP_K, 1000)
 
 
@@ -185,11 +185,11 @@ class Watch:
         self.gate, self.said = predictor.gate, []
         self.sent: list[tuple[Any, ...]] = []
         self.seen: list[Any] = []
-        predictor.gate, after, seen = self._gate, predictor.after, predictor._seen
+        predictor.gate, choose, seen = self._gate, predictor.choose, predictor._seen
 
         def watched(layer: int, event: Any, run: Any, room: int, is_near: Any) -> Any:
             near = {key for key in np.ndindex(LAYERS, EXPERTS) if is_near(ExpertKey(*key))}
-            keys = after(layer, event, run, room, is_near)
+            keys = choose(layer, event, run, room, is_near)
             self.sent.append((layer, run, room, near, keys))
             return keys
 
@@ -197,7 +197,7 @@ class Watch:
             self.seen.append(seen(*parts))
             return self.seen[-1]
 
-        predictor.after, predictor._seen = watched, looked  # type: ignore[method-assign]
+        predictor.choose, predictor._seen = watched, looked  # type: ignore[method-assign]
 
     def _gate(self, layer: int, hidden: Any, distances: int, width: int) -> Any:
         said = self.gate(layer, hidden, distances, width)  # type: ignore[misc]

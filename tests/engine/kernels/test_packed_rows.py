@@ -165,7 +165,7 @@ NARROWER = {"avx2": "+avx,+avx2,+f16c,+fma,+sse4.2", "generic": ""}
 @pytest.mark.parametrize("processor", NARROWER)
 def test_narrower_processors_compute_the_same(processor: str, tmp_path: Path) -> None:
     """The suite itself runs with the widest that the machine has."""
-    code = "import sys; sys.path[:0] = ['tests/engine/kernels', 'tests/formats']\n"
+    code = "import sys; sys.path[:0] = ['tests/engine/kernels', 'tests/formats', 'tests/support']\n"
     code += "import torch, test_packed_rows as rows\n"
     wanted = QUICK if processor == "avx2" else QUICK[:1]
     code += "".join(
