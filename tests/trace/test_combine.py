@@ -26,10 +26,10 @@ def test_concat_of_one_is_the_same(trace):
 
 
 def test_concat_keeps_what_all_have(trace):
-    bare = replace(trace, weights=None, guesses=None, labels=(), meta={})
+    bare = replace(trace, weights=None, predictions=None, labels=(), meta={})
     both = concat([trace, bare])
     assert both.weights is None
-    assert both.guesses is None
+    assert both.predictions is None
     assert both.token_ids is not None
     assert both.labels == trace.labels + ({},) * 3
     assert both.meta == {}

@@ -46,7 +46,7 @@ def test_round_trip(tmp_path, experts):
 
 
 def test_round_trip_of_the_least(tmp_path, trace):
-    bare = replace(trace, weights=None, token_ids=None, guesses=None, labels=(), meta={})
+    bare = replace(trace, weights=None, token_ids=None, predictions=None, labels=(), meta={})
     bare.save(tmp_path / "t")
     assert same(Trace.load(tmp_path / "t"), bare)
 
@@ -128,8 +128,8 @@ def test_metadata_rubbish(path, text):
         ({"experts": np.zeros((0, 3, 2), np.uint8)}, "disagree"),
         ({"weights": np.full((15, 3, 2), np.nan, np.float16)}, "weight is negative"),
         ({"weights": np.full((15, 3, 3), 1, np.float16)}, "weights has shape"),
-        ({"guesses": np.full((15, 3, 2), 1, np.uint8)}, "guesses has shape"),
-        ({"guesses": np.full((15, 3, 2, 2), 99, np.uint8)}, "guessed expert 99"),
+        ({"guesses": np.full((15, 3, 2), 1, np.uint8)}, "predictions has shape"),
+        ({"guesses": np.full((15, 3, 2, 2), 99, np.uint8)}, "predicted expert 99"),
     ],
 )
 def test_tensor_faults(path, tensors, message):

@@ -21,7 +21,7 @@ def assert_same_routing(found, trace):
 
 
 def test_kinds_are_found_by_file():
-    assert kinds() == ("jsonl", "npz", "route_csv")
+    assert kinds() == ("flame", "jsonl", "llama_csv", "npz", "route_csv", "sglang", "token_csv", "vllm")
 
 
 def test_npz_round_trip(tmp_path, trace):
@@ -381,7 +381,7 @@ def test_unknown_files(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"\x01\x02")
     with pytest.raises(TraceError, match="none of the formats"):
         import_trace(tmp_path / "x.bin")
-    with pytest.raises(TraceError, match="choose from jsonl, npz, route_csv"):
+    with pytest.raises(TraceError, match="choose from flame, jsonl, llama_csv, npz, route_csv"):
         import_trace(tmp_path / "x.bin", kind="xml")
     with pytest.raises(TraceError, match=r"x\.bin"):
         import_trace(tmp_path / "x.bin", kind="csv")
@@ -407,3 +407,38 @@ def test_public_traces(public):
     short = import_trace(public / "qwen3-30b-a3b_short.npz")
     assert (short.count(Phase.PREFILL), short.count(Phase.DECODE), short.steps) == (28, 128, 129)
     assert (short.experts[:27, 47] == -1).all()
+
+
+def per_request_rows(trace):
+    first = {request: int(trace.step[trace.request == request].min()) for request in range(trace.requests)}
+    return [row | {"step": row["step"] - first[row["request"]]} for row in json_rows(trace)]
+
+
+def test_json_steps_of_each_request_are_laid_end_to_end(tmp_path, trace):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json_text(per_request_rows(trace)))
+    found = import_trace(path)
+    assert_same_routing(found, trace)
+    assert found.meta["steps"] == "numbered in each request"
+    path.write_text(json_text([row | {"step": row["step"] + 1} for row in per_request_rows(trace)]))
+    assert_same_routing(import_trace(path), trace)
+
+
+def test_json_steps_can_be_stated(tmp_path, trace):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json_text(per_request_rows(trace)))
+    shared = import_trace(path, steps="shared")
+    assert shared.steps == 6
+    assert "steps" not in shared.meta
+    path.write_text(json_text(json_rows(trace)))
+    assert "steps" not in import_trace(path).meta
+    assert_same_routing(import_trace(path, steps="request"), trace)
+    with pytest.raises(TraceError, match='for each "request", or "shared", not \'own\''):
+        import_trace(path, steps="own")
+
+
+def test_json_steps_in_the_order_of_passes_are_shared(tmp_path, trace):
+    rows = sorted(per_request_rows(trace), key=lambda row: (row["step"], row["request"]))
+    path = tmp_path / "a.jsonl"
+    path.write_text(json_text(rows))
+    assert import_trace(path).steps == 6

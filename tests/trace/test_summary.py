@@ -30,7 +30,7 @@ def test_sizes(trace):
     assert (found["requests"], found["steps"], found["events"]) == (3, 12, 36)
     assert found["shape"]["token_cycle"] == 6
     assert found["shape"]["total_expert_bytes"] == 24_000
-    assert found["guess_distances"] == 2
+    assert found["prediction_distances"] == 2
     assert found["has_weights"]
     assert found["labels"]["topic"] == {"distinct": 2, "requests": {"a": 2, "b": 1}}
     assert found["accesses"] == trace.events().accesses
@@ -68,7 +68,7 @@ def test_nothing_computed():
 
 
 def test_one_expert_and_many_labels():
-    trace = make_trace(lengths=(1,) * 30, experts=1, top_k=1, guesses=None)
+    trace = make_trace(lengths=(1,) * 30, experts=1, top_k=1, predictions=None)
     found = summarise(replace(trace, token_ids=None))
     assert found["entropy"]["mean"] == 1.0
     assert found["labels"]["id"] == {"distinct": 30}

@@ -151,7 +151,7 @@ def test_requests_of_one_topic_are_alike() -> None:
         ({"requests": 0}, "requests must be a whole number from 1"),
         ({"topics": 2.5}, "topics must be a whole number"),
         ({"seed": True}, "seed must be"),
-        ({"layers": "4"}, "layers must be"),
+        ({"layers": "4"}, "layers of a model must be"),
         ({"expert_bytes": 1.5}, "expert_bytes must be"),
         ({"top_k": 99}, "top_k must be a whole number from 1 to 64"),
         ({"requests": 10**9}, "fewer requests"),

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from foreign_traces import csv_text, write_npz
+from foreign_traces import csv_text, json_rows, json_text, token_text, write_npz
 from trace_samples import make_trace, same
 from typer.testing import CliRunner
 
@@ -48,10 +48,33 @@ def test_import(tmp_path, trace, out):
     assert found.meta["model"] == "m"
 
 
-def test_import_says_that_it_guessed(tmp_path, trace, out):
+def test_import_says_what_it_inferred(tmp_path, trace, out):
     source = write_npz(tmp_path / "a.npz", trace)
-    assert "guess" in call("import", source, "-o", out).stderr
-    assert "guess" not in call("import", source, "-o", out, "--force", "--experts", 8).stderr
+    assert "inferred" in call("import", source, "-o", out).stderr
+    assert "inferred" not in call("import", source, "-o", out, "--force", "--experts", 8).stderr
+
+
+def test_import_of_part_of_a_file_in_requests(tmp_path, trace, out):
+    source = tmp_path / "a.csv"
+    source.write_text(token_text(trace))
+    assert call_json("import", source, "-o", out, "--first", 7)["tokens"] == 7
+    with pytest.raises(HotsetError, match="steps are numbered"):
+        call("import", source, "-o", out, "--force", "--steps", "x")
+
+
+def test_import_says_how_it_understood_steps(tmp_path, trace, out):
+    source = tmp_path / "a.jsonl"
+    rows = [row for row in json_rows(trace) if row["request"] < 1]
+    source.write_text(json_text([*rows, *(row | {"request": 1} for row in rows)]))
+    assert "each request numbers its own steps" in call("import", source, "-o", out).stderr
+    assert call_json("import", source, "-o", out, "--force", "--steps", "shared")["steps"] == 4
+
+
+def test_every_kind_is_named_in_help():
+    from hotset.cli.trace import _KINDS
+    from hotset.trace.importers import kinds
+
+    assert sorted(_KINDS.replace(" or ", ", ").split(", ")) == sorted(kinds())
 
 
 def test_outputs_are_not_overwritten(path, out):

@@ -23,7 +23,7 @@ def make_trace(lengths=(5, 3, 7), prompt=2, layers=3, experts=8, top_k=2, seed=0
         "phase": phase,
         "weights": rng.random(ids.shape).astype(np.float16),
         "token_ids": rng.integers(0, 99, tokens).astype(np.int32),
-        "guesses": rng.integers(-1, experts, (tokens, layers, 2, 3)).astype(np.int16),
+        "predictions": rng.integers(-1, experts, (tokens, layers, 2, 3)).astype(np.int16),
         "labels": tuple({"topic": "ab"[i % 2], "id": str(i)} for i in range(len(lengths))),
         "meta": {"model": "tiny"},
     }
@@ -32,7 +32,7 @@ def make_trace(lengths=(5, 3, 7), prompt=2, layers=3, experts=8, top_k=2, seed=0
 
 def same(one, other):
     """Whether two traces hold the same, array by array."""
-    for name in ("experts", "request", "step", "phase", "weights", "token_ids", "guesses"):
+    for name in ("experts", "request", "step", "phase", "weights", "token_ids", "predictions"):
         a, b = getattr(one, name), getattr(other, name)
         if (a is None) != (b is None) or (a is not None and not np.array_equal(a, b)):
             return False

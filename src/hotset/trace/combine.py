@@ -15,7 +15,7 @@ from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Phase
 from hotset.trace.run import altered
-from hotset.trace.trace import Labels, Trace, dense_steps
+from hotset.trace.trace import Trace, dense_steps
 
 Mode = Literal["batch", "turns"]
 
@@ -30,6 +30,7 @@ def concat(traces: Sequence[Trace]) -> Trace:
     for number, other in enumerate(traces[1:], start=1):
         _check_same_model(first.shape, other.shape, number)
     requests, steps = [t.requests for t in traces], [t.steps for t in traces]
+    labelled = any(t.labels for t in traces)
     return Trace(
         shape=replace(first.shape, expert_bytes=_expert_bytes(traces)),
         experts=np.concatenate([t.experts for t in traces]),
@@ -38,8 +39,8 @@ def concat(traces: Sequence[Trace]) -> Trace:
         phase=np.concatenate([t.phase for t in traces]),
         weights=_joined([t.weights for t in traces]),
         token_ids=_joined([t.token_ids for t in traces]),
-        guesses=_joined([t.guesses for t in traces]),
-        labels=_labels(traces),
+        predictions=_joined([t.predictions for t in traces]),
+        labels=tuple(label for t in traces for label in t.labels or ({},) * t.requests) if labelled else (),
         meta=altered(_common_meta(traces), "several runs were put together") if traces[1:] else first.meta,
     )
 
@@ -56,7 +57,10 @@ def interleave(trace: Trace, streams: int, mode: Mode = "batch") -> Trace:
     rank[order] = np.arange(len(order))
     place = rank[passes.of_row]
     by_place = np.argsort(place, kind="stable")
-    return _rearranged(trace, passes.rows[by_place], step_of_pass[place[by_place]])
+    rows, step = passes.rows[by_place], step_of_pass[place[by_place]]
+    same = np.array_equal(rows, np.arange(trace.tokens)) and np.array_equal(step, dense_steps(trace.step))
+    meta = trace.meta if same else altered(trace.meta, "its requests were interleaved")
+    return replace(trace, **trace.rows(rows) | {"step": step}, meta=meta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +109,6 @@ def _assign(
     return begin, stream_of
 
 
-def _rearranged(trace: Trace, rows: npt.NDArray[np.int64], step: npt.NDArray[np.int32]) -> Trace:
-    same = np.array_equal(rows, np.arange(trace.tokens)) and np.array_equal(step, dense_steps(trace.step))
-    meta = trace.meta if same else altered(trace.meta, "its requests were interleaved")
-    return replace(trace, **trace.rows(rows) | {"step": step}, meta=meta)
-
-
 def _check_same_model(first: ModelShape, other: ModelShape, number: int) -> None:
     if (first.layers, first.experts, first.top_k) != (other.layers, other.experts, other.top_k):
         raise TraceError(
@@ -140,12 +138,6 @@ def _joined(arrays: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | Non
     if len(kept) < len(arrays) or len({array.shape[1:] for array in kept}) > 1:
         return None
     return np.concatenate(kept)
-
-
-def _labels(traces: Sequence[Trace]) -> Labels:
-    if not any(t.labels for t in traces):
-        return ()
-    return tuple(label for t in traces for label in (t.labels or ({},) * t.requests))
 
 
 def _common_meta(traces: Sequence[Trace]) -> dict[str, str]:

@@ -43,6 +43,13 @@ class EventTable:
         """The number of experts of the largest event."""
         return int(np.diff(self.start).max(initial=0))
 
+    def totals(self, *, by_tokens: bool = True) -> npt.NDArray[np.float64]:
+        """How many tokens used each expert, or how many events, as a grid of layers and experts."""
+        grid = np.zeros((self.shape.layers, self.shape.experts))
+        layers = np.repeat(self.layer, np.diff(self.start))
+        np.add.at(grid, (layers, self.expert), self.count if by_tokens else 1)
+        return grid
+
     def check(self) -> None:
         """Raise TraceError unless a compiled loop can walk over these arrays without leaving them."""
         events, entries = len(self.layer), len(self.expert)

@@ -16,7 +16,7 @@ from hotset.errors import HotsetError, TraceError
 from hotset.files import write_beside
 from hotset.reading import TooLargeError, header_bytes, parse_bounded
 from hotset.shape import ModelShape
-from hotset.trace.trace import Labels, Trace
+from hotset.trace.trace import ARRAYS, Labels, Trace
 from hotset.trace.validate import OPTIONAL
 
 KIND = "trace"
@@ -24,6 +24,7 @@ VERSION = 1
 MAX_HEADER_BYTES = 32 << 20
 MAX_LABELS, MAX_VALUES = 1 << 18, 1 << 21
 """The most requests with labels of their own, and the most values in a header."""
+_OLD = {"predictions": "guesses"}  # arrays that a file calls by an older name
 _NARROW = {"experts", "guesses"}  # stored unsigned, as narrow as ids allow; all bits set: an unused place
 STORED = {
     "experts": ("U8", "U16"), "guesses": ("U8", "U16"), "request": ("I32",), "step": ("I32",),
@@ -34,10 +35,11 @@ STORED = {
 
 def save_trace(trace: Trace, path: Path) -> None:
     """Write the trace beside its place and rename it there once it is whole."""
-    tensors = {name: array for name in STORED if (array := getattr(trace, name)) is not None}
+    tensors = {_OLD.get(name, name): array for name, array in trace.rows(slice(None)).items()}
     for name in _NARROW & tensors.keys():
         tensors[name] = tensors[name].astype(np.uint8 if trace.shape.experts < 256 else np.uint16)
-    header = json.dumps(_header(trace), sort_keys=True)
+    words = {"kind": KIND, "version": VERSION, "labels": list(trace.labels), "meta": trace.meta}
+    header = json.dumps(words | {"shape": asdict(trace.shape)}, sort_keys=True)
     if 2 * len(header) > MAX_HEADER_BYTES:  # in the file it stands in quotes, with every quote of its own escaped
         raise TraceError(f"labels and meta take {len(header):,} letters, more than a trace may have: shorten them")
     save_tensors(path, tensors, header)
@@ -69,11 +71,6 @@ def load_trace(path: Path) -> Trace:
         raise error if str(path) in str(error) else TraceError(f"{path}: {error}") from None
 
 
-def _header(trace: Trace) -> dict[str, Any]:
-    shape = asdict(trace.shape)
-    return {"kind": KIND, "version": VERSION, "shape": shape, "labels": list(trace.labels), "meta": trace.meta}
-
-
 def _parse_header(metadata: dict[str, str] | None, path: Path) -> dict[str, Any]:
     try:
         text = (metadata or {})["hotset"].encode()
@@ -94,13 +91,13 @@ def _parse_header(metadata: dict[str, str] | None, path: Path) -> dict[str, Any]
 
 def _build(file: Any, header: dict[str, Any], path: Path) -> Trace:
     names = set(file.keys())
-    if missing := STORED.keys() - OPTIONAL - names:
+    if missing := set(ARRAYS) - OPTIONAL - names:
         raise TraceError(f"{path} lacks the tensor {min(missing)!r}")
     if unknown := names - STORED.keys():
         raise TraceError(f"{path} has a tensor {min(unknown)!r} that format {VERSION} does not know")
     shape = parse_shape(header)
     _check_stored(file, names, shape, path)
-    arrays = {name: _read(file, name) for name in names}
+    arrays = {name: _read(file, tensor) for name in ARRAYS if (tensor := _OLD.get(name, name)) in names}
     return Trace(shape=shape, labels=_parse_labels(header), meta=_strings(header.get("meta", {}), "meta"), **arrays)
 
 

@@ -27,7 +27,7 @@ class Block:
     request: npt.NDArray[np.int32]
     phase: Phase
     token_ids: npt.NDArray[np.int32] | None
-    guesses: npt.NDArray[np.int16] | None = None  # [tokens, layers, distances, width]
+    predictions: npt.NDArray[np.int16] | None = None  # [tokens, layers, distances, width]
     seen: set[int] = field(default_factory=set)
 
 
@@ -54,11 +54,11 @@ class Recorder:
         request: npt.NDArray[np.int32],
         phase: Phase,
         token_ids: npt.NDArray[np.int32] | None = None,
-        guesses: npt.NDArray[np.int64] | None = None,
+        predictions: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """Take in what one layer routed in the step of this number: index and weights are [tokens, top_k].
 
-        Guesses are [tokens, distances, width]: what the routers of the next layers make of this layer's input.
+        Predictions are [tokens, distances, width]: what the routers of the next layers make of this layer's input.
         """
         if number in self._dropped:
             return
@@ -77,27 +77,27 @@ class Recorder:
             )
         block.experts[:, layer, :width] = np.where(index < self.shape.experts, index, NONE)
         block.weights[:, layer, :width] = weights
-        if guesses is not None:
-            self._keep_guesses(block, layer, guesses)
+        if predictions is not None:
+            self._keep_predictions(block, layer, predictions)
         block.seen.add(layer)
         if len(block.seen) == self.shape.layers:
             self.blocks.append(block)
 
-    def _keep_guesses(self, block: Block, layer: int, guesses: npt.NDArray[np.int64]) -> None:
-        """Lay guesses down with the layers that they are of."""
-        tokens, distances, width = guesses.shape
-        if block.guesses is None:
-            block.guesses = np.full((tokens, self.shape.layers, distances, width), NONE, np.int16)
+    def _keep_predictions(self, block: Block, layer: int, predictions: npt.NDArray[np.int64]) -> None:
+        """Keep predictions with the layers that they are of."""
+        tokens, distances, width = predictions.shape
+        if block.predictions is None:
+            block.predictions = np.full((tokens, self.shape.layers, distances, width), NONE, np.int16)
         for distance in range(min(distances, self.shape.layers - 1 - layer)):
-            block.guesses[:, layer + 1 + distance, distance] = guesses[:, distance]
+            block.predictions[:, layer + 1 + distance, distance] = predictions[:, distance]
 
     def end(self, number: int) -> None:
-        """Say that the step of this number is over: layers that it has not called have nothing to say."""
+        """End the step of this number: layers that it has not called used no experts."""
         self.blocks += [block for block in self._open.pop(number, []) if len(block.seen) < self.shape.layers]
         self._dropped.discard(number)
 
     def abandon(self, number: int) -> None:
-        """Say that the step of this number was broken off."""
+        """Drop the step of this number, which was broken off."""
         self._open.pop(number, None)
         self._dropped.discard(number)
 
@@ -129,7 +129,7 @@ class Recorder:
             raise TraceError("nothing was recorded: run the model between the start and the end of the recording")
         blocks = sorted(self.blocks, key=lambda block: block.place)
         ids = [block.token_ids for block in blocks]
-        guesses = [block.guesses for block in blocks if block.guesses is not None]
+        predictions = [block.predictions for block in blocks if block.predictions is not None]
         lengths = [len(block.experts) for block in blocks]
         requests, request = np.unique(np.concatenate([block.request for block in blocks]), return_inverse=True)
         if labels and len(labels) != len(requests):
@@ -142,7 +142,7 @@ class Recorder:
             phase=np.repeat([int(block.phase) for block in blocks], lengths).astype(np.uint8),
             weights=np.concatenate([block.weights for block in blocks]),
             token_ids=None if any(each is None for each in ids) else np.concatenate([i for i in ids if i is not None]),
-            guesses=np.concatenate(guesses) if len(guesses) == len(blocks) else None,
+            predictions=np.concatenate(predictions) if len(predictions) == len(blocks) else None,
             labels=labels,
             meta=self.meta,
         )

@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from hotset.checks import renamed
+
 if TYPE_CHECKING:
     from hotset.trace.trace import Trace
 
 PREFIX = "run."
+_NAMES = {"prefetch_rows": "ahead"}  # fields that the meta of a trace calls by an older name
 _MAX_DIGITS, _MAX_LETTERS = 9, 200
 
 
+@renamed(ahead="prefetch_rows")
 @dataclass(frozen=True, slots=True)
 class Run:
     """The settings of a live cache; `differs` says why a replay from an empty cache would not repeat the run."""
@@ -21,25 +25,25 @@ class Run:
     scope: str
     slots: int
     staging: int
-    ahead: int  # rows for prefetch
+    prefetch_rows: int
     differs: str = ""
 
     def to_meta(self) -> dict[str, str]:
         """The run as a trace's meta has it; what is empty is left out."""
-        values = {name: str(getattr(self, name)) for name in (field.name for field in fields(self))}
+        values = {_NAMES.get(field.name, field.name): str(getattr(self, field.name)) for field in fields(self)}
         return {PREFIX + name: value for name, value in values.items() if value}
 
     @classmethod
     def of(cls, trace: Trace) -> Run | None:
         """The run that a trace is a recording of, if it says so and what it says can be."""
         meta = {name.removeprefix(PREFIX): text for name, text in trace.meta.items() if name.startswith(PREFIX)}
-        numbers = [meta.get(name, "") for name in ("slots", "staging", "ahead")]
+        numbers = [meta.get(name, "") for name in ("slots", "staging", _NAMES["prefetch_rows"])]
         sound = all(text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS for text in numbers)
         if not sound or meta.get("scope") not in ("layer", "pool") or "policy" not in meta:
             return None
         policy, differs = meta["policy"][:_MAX_LETTERS], meta.get("differs", "")[:_MAX_LETTERS]
-        slots, staging, ahead = (int(text) for text in numbers)
-        return cls(policy, meta["scope"], slots, staging, ahead, differs)
+        slots, staging, prefetch_rows = (int(text) for text in numbers)
+        return cls(policy, meta["scope"], slots, staging, prefetch_rows, differs)
 
 
 def altered(meta: Mapping[str, str], why: str) -> dict[str, str]:

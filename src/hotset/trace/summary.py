@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.trace.event import Phase
-from hotset.trace.events import EventTable
 from hotset.trace.trace import Trace
 
 LAGS = (1, 2, 4, 8, 16)
@@ -26,7 +25,8 @@ _ROWS_AT_ONCE = 1 << 14
 def summarise(trace: Trace) -> dict[str, Any]:
     """The trace in numbers: its shape, its size, and how skewed and how repetitive its use of experts is."""
     shape, events = trace.shape, trace.events()
-    counts = access_counts(events)
+    sizes = np.diff(events.start)
+    counts = events.totals(by_tokens=False)
     return {
         "model": trace.meta.get("model"),
         "source": trace.meta.get("source"),
@@ -44,7 +44,10 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "events": len(events),
         "accesses": events.accesses,
         "largest_event": events.largest,
-        "distinct_experts_per_event": _distinct_per_event(events),
+        "distinct_experts_per_event": {
+            phase.name.lower(): float(own.mean()) if len(own := sizes[events.phase == phase]) else None
+            for phase in Phase
+        },
         "entropy": spread(entropy(counts)),
         "top_share": {f"{share:.0%}": top_share(counts, share) for share in TOP_SHARES},
         "repeat_rate": {str(lag): repeat_rate(trace, lag) for lag in LAGS},
@@ -52,23 +55,9 @@ def summarise(trace: Trace) -> dict[str, Any]:
         "labels": _label_counts(trace),
         "has_weights": trace.weights is not None,
         "has_token_ids": trace.token_ids is not None,
-        "guess_distances": 0 if trace.guesses is None else trace.guesses.shape[2],
+        "prediction_distances": 0 if trace.predictions is None else trace.predictions.shape[2],
         "meta": dict(trace.meta),
     }
-
-
-def access_counts(events: EventTable) -> npt.NDArray[np.int64]:
-    """How many events asked for each expert, as a grid of layers and experts."""
-    shape = events.shape
-    layer = np.repeat(events.layer, np.diff(events.start))
-    counts = np.bincount(layer * shape.experts + events.expert, minlength=shape.total_experts)
-    return counts.reshape(shape.layers, shape.experts)
-
-
-def _distinct_per_event(events: EventTable) -> dict[str, float | None]:
-    sizes = np.diff(events.start)
-    chosen = {phase.name.lower(): sizes[events.phase == phase] for phase in Phase}
-    return {name: float(own.mean()) if len(own) else None for name, own in chosen.items()}
 
 
 def entropy(counts: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

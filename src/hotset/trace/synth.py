@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotset.checks import number, whole
 from hotset.compiling import keep_compiled
 from hotset.errors import HotsetError
 from hotset.shape import ModelShape
@@ -20,10 +21,12 @@ from hotset.trace.trace import Trace
 
 _BLOCK_VALUES = 1 << 21
 _MAX_ENTRIES = 1 << 31
-_MAX_SPREAD = 100.0
 _COUNTS = {"requests": 1, "prompt_tokens": 0, "new_tokens": 1, "topics": 1, "seed": 0}
-_SHARES = ("locality", "drift", "topic_stay", "switch")
-_SPREADS = ("skew", "topic_strength", "noise", "slow")
+_NUMBERS = {
+    **dict.fromkeys(("locality", "drift", "topic_stay", "switch"), (0, 1)),
+    **dict.fromkeys(("skew", "topic_strength", "noise", "slow"), (0, 100)),
+    "slow_tokens": (1, 1e6),
+}
 
 Floats = npt.NDArray[np.float32]
 
@@ -54,15 +57,9 @@ class SynthConfig:
     def __post_init__(self) -> None:
         self.shape()
         for name, least in _COUNTS.items():
-            _check_count(name, getattr(self, name), least)
-        for name in _SHARES:
-            _check_number(name, getattr(self, name), 0.0, 1.0)
-        for name in _SPREADS:
-            _check_number(name, getattr(self, name), 0.0, _MAX_SPREAD)
-        _check_number("slow_tokens", self.slow_tokens, 1.0, 1e6)
-        self._check_size()
-
-    def _check_size(self) -> None:
+            whole(getattr(self, name), name, least, _MAX_ENTRIES)
+        for name, (low, high) in _NUMBERS.items():
+            number(getattr(self, name), name, low, high)
         entries = self.requests * (self.prompt_tokens + self.new_tokens) * self.layers * self.top_k
         if entries > _MAX_ENTRIES:
             raise HotsetError(
@@ -72,10 +69,6 @@ class SynthConfig:
 
     def shape(self) -> ModelShape:
         """The shape of the model that is imitated."""
-        for name in ("layers", "experts", "top_k"):
-            _check_count(name, getattr(self, name), 1)
-        if self.expert_bytes is not None:
-            _check_count("expert_bytes", self.expert_bytes, 1)
         return ModelShape(self.layers, self.experts, self.top_k, self.expert_bytes)
 
     @classmethod
@@ -97,13 +90,14 @@ def synthesise(config: SynthConfig) -> Trace:
     prompt, new = _lengths(config, _Draw.PROMPT), _lengths(config, _Draw.NEW)
     topic = _request_topics(config)
     experts, weights = _route_requests(config, prompt + new, topic)
+    phase, step = _passes(prompt, new)
     return Trace(
         shape=config.shape(),
         experts=experts,
         weights=weights,
         request=np.repeat(np.arange(config.requests, dtype=np.int32), prompt + new),
-        phase=_phases(prompt, new),
-        step=_steps(prompt, new),
+        phase=phase,
+        step=step,
         labels=tuple({"topic": str(number)} for number in topic),
         meta={"source": "synthetic", "config": json.dumps(config.to_dict())},
     )
@@ -152,19 +146,15 @@ def _token_topics(config: SynthConfig, tokens: int, request: int, first: int) ->
     return walk
 
 
-def _phases(prompt: npt.NDArray[np.int64], new: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+def _passes(
+    prompt: npt.NDArray[np.int64], new: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Phase and step of every token: one forward pass for a whole prompt, one for each new token."""
     both = np.stack([prompt, new], axis=1).reshape(-1)
-    kinds = np.tile(np.array([Phase.PREFILL, Phase.DECODE], np.uint8), len(prompt))
-    return np.repeat(kinds, both)
-
-
-def _steps(prompt: npt.NDArray[np.int64], new: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """One forward pass for a whole prompt, one for each new token."""
-    both = np.stack([prompt, new], axis=1).reshape(-1)
-    starts = _phases(prompt, new) == Phase.DECODE
-    first = (np.cumsum(both) - both)[both > 0]
-    starts[first] = True
-    return (np.cumsum(starts) - 1).astype(np.int32)
+    phase = np.repeat(np.tile(np.array([Phase.PREFILL, Phase.DECODE], np.uint8), len(prompt)), both)
+    starts = phase == Phase.DECODE
+    starts[(np.cumsum(both) - both)[both > 0]] = True
+    return phase, (np.cumsum(starts) - 1).astype(np.int32)
 
 
 def _route_requests(
@@ -173,7 +163,9 @@ def _route_requests(
     """Route every request in turn; only one block of noise is held at a time."""
     size = (int(lengths.sum()), config.layers, config.top_k)
     experts, weights = np.empty(size, np.int16), np.empty(size, np.float16)
-    topic_logits = _topic_logits(config)
+    topics = (config.topics, config.layers, config.experts)
+    topic_logits = _stream(config, _Draw.TOPIC_LOGITS).standard_normal(topics, np.float32)
+    topic_logits *= np.float32(config.topic_strength)
     popularity, end = _popularity(config, 0, None), np.cumsum(lengths)
     for request in range(config.requests):
         if request:
@@ -182,12 +174,6 @@ def _route_requests(
         of_token = _token_topics(config, int(lengths[request]), request, int(topic[request]))
         _route_request(config, request, popularity + topic_logits, of_token, experts[own], weights[own])
     return experts, weights
-
-
-def _topic_logits(config: SynthConfig) -> Floats:
-    size = (config.topics, config.layers, config.experts)
-    drawn = _stream(config, _Draw.TOPIC_LOGITS).standard_normal(size, np.float32)
-    return drawn * np.float32(config.topic_strength)
 
 
 def _popularity(config: SynthConfig, request: int, before: Floats | None) -> Floats:
@@ -237,16 +223,6 @@ def _softmax(logits: Floats) -> npt.NDArray[np.float16]:
     powers = np.exp(logits.astype(np.float64) - logits.max(axis=2, keepdims=True))
     shares: npt.NDArray[np.float64] = powers / powers.sum(axis=2, keepdims=True)
     return shares.astype(np.float16)
-
-
-def _check_count(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise HotsetError(f"{name} must be a whole number from {least} up, not {value!r}")
-
-
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise HotsetError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}")
 
 
 @keep_compiled(nogil=True)

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -181,13 +181,10 @@ def _damped_step(slope: Floats, gap: Floats, damping: float) -> Floats:
 
 def _start(trace: Trace, seed: int, topics: int) -> SynthConfig:
     """What needs no search: shape, lengths, and no topics where there is only one request to tell them by."""
-    shape, requests = trace.shape, trace.requests
+    requests = trace.requests
     alone: dict[str, Any] = {"topic_strength": 0.0, "drift": 0.0, "topic_stay": 1.0} if requests == 1 else {}
     return SynthConfig(
-        layers=shape.layers,
-        experts=shape.experts,
-        top_k=shape.top_k,
-        expert_bytes=shape.expert_bytes,
+        **asdict(trace.shape),
         requests=requests,
         prompt_tokens=round(trace.count(Phase.PREFILL) / requests),
         new_tokens=max(1, round(trace.count(Phase.DECODE) / requests)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hotset.checks import choice, number, put, shown, whole
+from hotset.checks import choice, number, put, renamed, shown, whole
 from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Event, Phase
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from hotset.trace.events import EventTable
 
 NONE = -1
-"""Marks an unused place in `experts` and `guesses`: a layer not computed, or fewer experts than top_k."""
+"""Marks an unused place in `experts` and `predictions`: a layer not computed, or fewer experts than top_k."""
 
-ARRAYS = ("experts", "request", "step", "phase", "weights", "token_ids", "guesses")
+ARRAYS = ("experts", "request", "step", "phase", "weights", "token_ids", "predictions")
 
 Labels = tuple[dict[str, str], ...]
 
 
+@renamed(guesses="predictions")
 @dataclass(frozen=True, eq=False)
 class Trace:
     """The routing of a workload, token by token; tokens of one forward pass share a step."""
@@ -38,7 +39,7 @@ class Trace:
     phase: npt.NDArray[np.uint8]  # [tokens], of Phase
     weights: npt.NDArray[np.float16] | None = None  # as experts
     token_ids: npt.NDArray[np.int32] | None = None  # [tokens]
-    guesses: npt.NDArray[np.int16] | None = None  # [tokens, layers, distances, width]
+    predictions: npt.NDArray[np.int16] | None = None  # [tokens, layers, distances, width]
     labels: Labels = ()  # one per request, or none at all
     meta: dict[str, str] = field(default_factory=dict)
 
@@ -141,6 +142,21 @@ class Trace:
     def with_expert_bytes(self, expert_bytes: int) -> Trace:
         """The same trace with the size of one expert stated."""
         return replace(self, shape=replace(self.shape, expert_bytes=expert_bytes))
+
+    def to_pandas(self) -> Any:
+        """A data frame with a row for each expert of each token and layer; needs pandas."""
+        from hotset.trace.frame import trace_frame
+
+        return trace_frame(self)
+
+    def __repr__(self) -> str:
+        shape, more = self.shape, [name for name in ARRAYS[4:] if getattr(self, name) is not None]
+        parts = [
+            f"{self.tokens:,} tokens of {self.requests:,} requests in {self.steps:,} steps",
+            f"{shape.layers} layers x {shape.experts} experts, top {shape.top_k}",
+            *([f"with {', '.join(more)}"] if more else []),
+        ]
+        return f"<Trace: {'; '.join(parts)}>"
 
     def count(self, phase: Phase) -> int:
         """The number of tokens of one phase."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hotset.trace.trace import Trace
 
 _PLACES_AT_ONCE = 1 << 19
-OPTIONAL = {"weights", "token_ids", "guesses"}
+OPTIONAL = {"weights", "token_ids", "predictions"}
 
 
 def validate(trace: Trace) -> None:
@@ -38,9 +38,9 @@ def check_again(trace: Trace) -> None:
     for rows in _blocks(trace.experts):
         _check_range(trace.experts[rows], trace.shape.experts, "expert", rows.start)
     _check_columns(trace)
-    if trace.guesses is not None:
-        for rows in _blocks(trace.guesses):
-            _check_range(trace.guesses[rows], trace.shape.experts, "guessed expert", rows.start)
+    if trace.predictions is not None:
+        for rows in _blocks(trace.predictions):
+            _check_range(trace.predictions[rows], trace.shape.experts, "predicted expert", rows.start)
 
 
 def _blocks(array: npt.NDArray[Any]) -> Iterator[slice]:
@@ -61,16 +61,16 @@ def _check_shapes(trace: Trace) -> None:
         _expect(trace.weights, "weights", trace.experts.shape)
     if trace.token_ids is not None:
         _expect(trace.token_ids, "token_ids", (tokens,))
-    if trace.guesses is not None and (
-        trace.guesses.ndim != 4 or trace.guesses.shape[:2] != (tokens, shape.layers) or 0 in trace.guesses.shape
-    ):
-        raise TraceError(f"guesses has shape {trace.guesses.shape}, not (tokens, layers, distances, width)")
+    if trace.predictions is not None:
+        sides = trace.predictions.shape
+        if len(sides) != 4 or sides[:2] != (tokens, shape.layers) or 0 in sides:
+            raise TraceError(f"predictions has shape {sides}, not (tokens, layers, distances, width)")
 
 
 def _check_types(trace: Trace) -> None:
     wanted = {
         "experts": np.int16, "request": np.int32, "step": np.int32, "phase": np.uint8,
-        "weights": np.float16, "token_ids": np.int32, "guesses": np.int16,
+        "weights": np.float16, "token_ids": np.int32, "predictions": np.int16,
     }  # fmt: skip
     for name, dtype in wanted.items():
         array = getattr(trace, name)

@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from hotset.checks import shown, whole
 from hotset.errors import HotsetError, TraceError
 from hotset.reading import check_regular, open_regular
 from hotset.trace.importers._options import ImportOptions
@@ -14,7 +15,8 @@ from hotset.trace.trace import Trace
 
 __all__ = ["ImportOptions", "import_trace", "kinds"]
 
-_HEAD_BYTES = 4096
+_HEAD_BYTES = 1 << 16
+_MAX_TOKENS = 1 << 40
 
 
 def import_trace(
@@ -24,19 +26,33 @@ def import_trace(
     experts: int | None = None,
     expert_bytes: int | None = None,
     model: str | None = None,
+    request_tokens: int | None = None,
+    steps: str | None = None,
+    first: int | None = None,
 ) -> Trace:
-    """Read a trace that another tool wrote; suffix or content tells the format unless `kind` names it."""
+    """Read a trace that another tool wrote; content or suffix tells the format unless `kind` names it.
+
+    Of the tokens only the `first` are kept, and of large parquet files no more are read; `request_tokens` is the length
+    of a request where a file does not say where one begins; `steps` says whether JSON lines number the forward passes
+    of each "request", or of all that ran ("shared").
+    """
     path = Path(path)
+    for count, what in ((first, "the number of tokens to import"), (request_tokens, "the tokens of a request")):
+        if count is not None:
+            whole(count, what, 1, _MAX_TOKENS, TraceError)
+    if steps not in (None, "request", "shared"):
+        raise TraceError(f'steps are numbered for each "request", or "shared", not {shown(steps)}')
+    options = ImportOptions(experts, expert_bytes, model, request_tokens, steps, first)
     try:
         check_regular(path)
-        trace: Trace = _choose(path, kind).read(path, ImportOptions(experts, expert_bytes, model))
+        trace: Trace = _choose(path, kind).read(path, options)
     except FileNotFoundError:
         raise TraceError(f"no such file: {path}") from None
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
     except HotsetError as error:
         raise TraceError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    return trace
+    return trace if first is None or first >= trace.tokens else trace.take(slice(first))
 
 
 def kinds() -> tuple[str, ...]:
@@ -46,22 +62,17 @@ def kinds() -> tuple[str, ...]:
 
 
 def _choose(path: Path, kind: str | None) -> Any:
+    """The module of a kind, else of how the file begins, else of its suffix; a kind may be a suffix, too."""
     modules = {name: import_module(f"{__name__}.{name}") for name in kinds()}
-    if kind is not None:
-        return _by_kind(modules, kind)
-    for module in modules.values():
-        if path.suffix.lower() in module.SUFFIXES:
-            return module
+    suffix = path.suffix.lower() if kind is None else f".{kind}"
+    by_suffix = next((module for module in modules.values() if suffix in module.SUFFIXES), None)
+    if kind in modules:
+        return modules[kind]
+    if kind is not None and by_suffix is None:
+        raise TraceError(f"no import format is called {kind!r}: choose from {', '.join(modules)}")
     with open_regular(path) as file:
         head = file.read(_HEAD_BYTES)
-    for module in modules.values():
-        if module.recognises(head):
-            return module
-    raise TraceError(f"{path} is in none of the formats known ({', '.join(modules)}): name one with --kind")
-
-
-def _by_kind(modules: dict[str, Any], kind: str) -> Any:
-    for name, module in modules.items():
-        if kind == name or f".{kind}" in module.SUFFIXES:
-            return module
-    raise TraceError(f"no import format is called {kind!r}: choose from {', '.join(modules)}")
+    by_content = next((module for module in modules.values() if module.recognises(head)), by_suffix)
+    if by_content is None:
+        raise TraceError(f"{path} is in none of the formats known ({', '.join(modules)}): name one with --kind")
+    return by_content

@@ -56,6 +56,13 @@ def text_of(line: bytes, number: int, most_bytes: int, what: str) -> str:
         raise TraceError(f"line {number} is not UTF-8 text") from None
 
 
+def refuse(wrong: npt.NDArray[np.bool_], lines: npt.NDArray[Any], why: Callable[[int], str]) -> None:
+    """Raise TraceError for the first wrong entry, with the line of the file that it is from."""
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise TraceError(f"line {lines[at]}{why(at)}")
+
+
 def build_trace(
     path: Path,
     options: ImportOptions,
@@ -70,10 +77,7 @@ def build_trace(
     """
     layer_ids = _layer_ids(cells, facts.get("layers"))
     top_k = facts.get("top_k") or int(np.diff(cells.start).max())
-    wrong = np.diff(cells.start) > top_k
-    if wrong.any():
-        line = int(cells.line[int(np.argmax(wrong))])
-        raise TraceError(f"line {line} lists more than {top_k} experts, the header's top_k")
+    refuse(np.diff(cells.start) > top_k, cells.line, lambda _: f" lists more than {top_k} experts, the header's top_k")
     largest = int(cells.expert.max(initial=-1))
     shape = choose_shape(options, len(layer_ids), top_k, largest, facts.get("experts"), facts.get("expert_bytes"))
     stated = facts.get("experts") is not None
@@ -87,10 +91,9 @@ def _layer_ids(cells: Cells, layers: int | None) -> npt.NDArray[np.int32]:
     """The file's numbers of the MoE layers: all that the header states, else those that occur."""
     if layers is None:
         return np.unique(cells.layer)
-    wrong = cells.layer >= layers
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise TraceError(f"line {int(cells.line[at])}: layer {int(cells.layer[at])}, but the model has {layers} layers")
+    refuse(
+        cells.layer >= layers, cells.line, lambda at: f": layer {cells.layer[at]}, but the model has {layers} layers"
+    )
     return np.arange(layers, dtype=np.int32)
 
 
@@ -113,6 +116,7 @@ def _assemble(
             "is the model in the header the one that was recorded?"
         )
     first, dims = order.rows[order.first], (tokens, shape.layers, shape.top_k)
+    zeros = np.zeros(dims if cells.weight is not None else 0, np.float16)
     layer = np.searchsorted(layer_ids, cells.layer)
     return Trace(
         shape=shape,
@@ -120,7 +124,7 @@ def _assemble(
         request=cells.request[first],
         step=dense_steps(cells.step[first]),
         phase=cells.phase[first],
-        weights=_weights(cells, order, layer, dims),
+        weights=None if cells.weight is None else _scatter(cells, order, layer, cells.weight, zeros),
         token_ids=_token_ids(cells, order),
         labels=labels,
         meta=meta,
@@ -141,22 +145,17 @@ def _sort(cells: Cells) -> _Order:
 
 
 def _check_experts(cells: Cells, experts: int) -> None:
-    wrong = cells.expert >= experts
-    if wrong.any():
-        entry = int(np.argmax(wrong))
-        row = int(np.searchsorted(cells.start, entry, side="right")) - 1
-        raise TraceError(
-            f"line {int(cells.line[row])}: expert {int(cells.expert[entry])} is out of range: "
-            f"the model has experts 0 to {experts - 1}"
-        )
+    lines = np.repeat(cells.line, np.diff(cells.start))
+    refuse(
+        cells.expert >= experts, lines,
+        lambda at: f": expert {cells.expert[at]} is out of range: the model has experts 0 to {experts - 1}",
+    )  # fmt: skip
 
 
 def _check_phases(cells: Cells, order: _Order) -> None:
     phase = cells.phase[order.rows]
     wrong = phase != phase[order.first][order.token]
-    if wrong.any():
-        line = int(cells.line[order.rows[int(np.argmax(wrong))]])
-        raise TraceError(f"line {line}: the token is prefill in one layer and decode in another")
+    refuse(wrong, cells.line[order.rows], lambda _: ": the token is prefill in one layer and decode in another")
 
 
 def _check_ragged(cells: Cells, order: _Order, describe: Callable[[int], str]) -> None:
@@ -188,27 +187,13 @@ def _scatter(
     return grid
 
 
-def _weights(
-    cells: Cells, order: _Order, layer: npt.NDArray[Any], dims: tuple[int, int, int]
-) -> npt.NDArray[np.float16] | None:
-    if cells.weight is None:
-        return None
-    return _scatter(cells, order, layer, cells.weight, np.zeros(dims, np.float16))
-
-
 def _token_ids(cells: Cells, order: _Order) -> npt.NDArray[np.int32] | None:
     """The id that any row of the token states; all rows that state one must agree."""
     if cells.token_id is None:
         return None
-    stated = cells.token_id[order.rows]
+    stated, lines = cells.token_id[order.rows], cells.line[order.rows]
     ids: npt.NDArray[np.int32] = np.maximum.reduceat(stated, order.first)
     wrong = (stated >= 0) & (stated != ids[order.token])
-    if wrong.any():
-        line = int(cells.line[order.rows[int(np.argmax(wrong))]])
-        raise TraceError(f"line {line}: another layer of the same token states another token_id")
-    if (ids < 0).any():
-        row = order.rows[order.first[int(np.argmax(ids < 0))]]
-        raise TraceError(
-            f"line {int(cells.line[row])}: token_id is missing here, but given elsewhere: give all or none"
-        )
+    refuse(wrong, lines, lambda _: ": another layer of the same token states another token_id")
+    refuse(ids < 0, lines[order.first], lambda _: ": token_id is missing here, but given elsewhere: give all or none")
     return ids

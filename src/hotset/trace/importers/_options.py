@@ -19,6 +19,9 @@ class ImportOptions:
     experts: int | None = None
     expert_bytes: int | None = None
     model: str | None = None
+    request_tokens: int | None = None  # where a file does not say where requests begin
+    steps: str | None = None  # "request" or "shared": whether each request numbers its own
+    first: int | None = None  # tokens to read, where a file may hold far more than memory does
 
 
 def choose_shape(

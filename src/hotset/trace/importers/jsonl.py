@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hotset.errors import TraceError
 from hotset.reading import lines_of, open_regular, parse_bounded
@@ -28,18 +30,42 @@ _PHASES = {"prefill": Phase.PREFILL, "decode": Phase.DECODE, 0: Phase.PREFILL, 1
 
 
 def recognises(head: bytes) -> bool:
-    """Whether the first bytes of a file look like JSON lines."""
-    return head.lstrip().startswith(b"{")
+    """Whether the first bytes of a file look like JSON lines of tokens and layers."""
+    line = head.lstrip().partition(b"\n")[0]
+    return line.startswith(b"{") and (b'"layer"' in line or b'"hotset"' in line)
 
 
 def read(path: Path, options: ImportOptions) -> Trace:
-    """Read JSON lines; rows that share a step are one forward pass, also across requests."""
+    """Read JSON lines; rows that share a step are one forward pass, also across requests.
+
+    A file whose requests come one after the other, each with the same first step, numbers the steps of each request.
+    """
     rows = _Rows()
     with open_regular(path) as file:
         header = _read_lines(file, rows)
     if not rows.line:
         raise TraceError("the file holds no rows: nothing was recorded")
-    return build_trace(path, options, rows.cells(), header, rows.describe, rows.labels())
+    cells = rows.cells()
+    own = options.steps == "request" or (options.steps is None and _numbered_by_request(cells))
+    if own:
+        cells = replace(cells, step=_one_after_the_other(cells))
+    trace = build_trace(path, options, cells, header, rows.describe, rows.labels())
+    return replace(trace, meta=trace.meta | {"steps": "numbered in each request"}) if own else trace
+
+
+def _numbered_by_request(cells: Cells) -> bool:
+    """Whether requests come one after the other, in their order, and all begin with the same step."""
+    begins = np.append(0, 1 + np.flatnonzero(np.diff(cells.request)))
+    requests = len(np.unique(cells.request))
+    least = np.minimum.reduceat(cells.step, begins)
+    return requests > 1 and len(begins) == requests and bool((least == least[0]).all())
+
+
+def _one_after_the_other(cells: Cells) -> npt.NDArray[np.int32]:
+    """Steps of the requests laid end to end, in the order of their numbers."""
+    pairs = cells.request.astype(np.int64) << 32 | cells.step
+    numbered: npt.NDArray[np.int32] = np.unique(pairs, return_inverse=True)[1].astype(np.int32)
+    return numbered
 
 
 class _Rows:
@@ -47,16 +73,16 @@ class _Rows:
 
     def __init__(self) -> None:
         self.numbers: dict[str | int, int] = {}
-        self.request, self.step, self.token, self.layer = array("i"), array("i"), array("i"), array("i")
-        self.phase, self.count, self.line = array("B"), array("i"), array("q")
-        self.token_id, self.expert, self.weight = array("i"), array("h"), array("f")
+        self.request, self.step, self.token, self.layer, self.token_id, self.count = (array("i") for _ in range(6))
+        self.phase, self.line, self.expert, self.weight = array("B"), array("q"), array("h"), array("f")
 
     def add(self, row: dict[str, Any], line: int) -> None:
         """Check one row and append it; a fault raises TraceError."""
         if unknown := row.keys() - _FIELDS:
             raise TraceError(f"unknown key {min(unknown)[:40]!r}")
-        name = _request(row.get("request"))
-        phase = row.get("phase", "decode")
+        name, phase = row.get("request"), row.get("phase", "decode")
+        if not isinstance(name, str) and not (type(name) is int and 0 <= name <= _MAX_INT):
+            raise TraceError("request must be a name or a whole number from 0")
         if not isinstance(phase, str | int) or phase not in _PHASES:
             raise TraceError('phase must be "prefill" or "decode"')
         self.step.append(_whole(row, "step", _MAX_INT))
@@ -154,12 +180,6 @@ def _check_header(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(header.get("model", ""), str):
         raise TraceError("model in the header must be text")
     return header
-
-
-def _request(value: Any) -> str | int:
-    if isinstance(value, str) or (type(value) is int and 0 <= value <= _MAX_INT):
-        return value
-    raise TraceError("request must be a name or a whole number from 0")
 
 
 def _whole(row: dict[str, Any], name: str, largest: int, default: int | None = None) -> int:

@@ -12,7 +12,7 @@ from hotset.errors import TraceError
 from hotset.reading import TooLargeError, parse_bounded, read_bounded
 from hotset.trace.event import Phase
 from hotset.trace.format import signed
-from hotset.trace.importers._archive import read_arrays
+from hotset.trace.importers._archive import first_member, read_arrays
 from hotset.trace.importers._options import ImportOptions, choose_shape, describe_source, number_passes
 from hotset.trace.trace import Labels, Trace
 
@@ -25,8 +25,8 @@ Array = npt.NDArray[Any]
 
 
 def recognises(head: bytes) -> bool:
-    """Whether the first bytes of a file look like a zip archive."""
-    return head.startswith(b"PK\x03\x04")
+    """Whether the first bytes of a file look like a zip archive whose first member is an array."""
+    return first_member(head).endswith(b".npy")
 
 
 def read(path: Path, options: ImportOptions) -> Trace:
@@ -35,13 +35,17 @@ def read(path: Path, options: ImportOptions) -> Trace:
     for name in ("experts", "req_len"):
         if name not in arrays:
             raise TraceError(f"the archive has no array {name!r}")
-    experts = _signed(arrays["experts"])
+    stored = arrays["experts"]
+    if stored.dtype.kind != "u" or stored.ndim != 3 or 0 in stored.shape:
+        raise TraceError(f"experts is {stored.dtype} {stored.shape}, not unsigned [tokens, layers, top_k]")
+    experts = signed(stored, "experts")
     request = _requests(arrays["req_len"], len(experts))
     phase = _phases(arrays.get("phase"), len(experts))
     shape = choose_shape(options, experts.shape[1], experts.shape[2], int(experts.max(initial=-1)))
     meta = describe_source(path, options, shape, stated=False)
     if "layer_ids" in arrays:
-        meta["layer_ids"] = _join_ids(arrays["layer_ids"], shape.layers)
+        ids = _column(arrays["layer_ids"], "layer_ids", shape.layers, f"layer ({shape.layers})")
+        meta["layer_ids"] = ",".join(map(str, ids.tolist()))
     return Trace(
         shape=shape,
         experts=experts,
@@ -55,10 +59,10 @@ def read(path: Path, options: ImportOptions) -> Trace:
     )
 
 
-def _signed(stored: Array) -> npt.NDArray[np.int16]:
-    if stored.dtype.kind != "u" or stored.ndim != 3 or 0 in stored.shape:
-        raise TraceError(f"experts is {stored.dtype} {stored.shape}, not unsigned [tokens, layers, top_k]")
-    return signed(stored, "experts")
+def _column(stored: Array, name: str, length: int, what: str = "token", kinds: str = "iu") -> Array:
+    if stored.shape != (length,) or stored.dtype.kind not in kinds:
+        raise TraceError(f"{name} is {stored.dtype} {stored.shape}, not one whole number per {what}")
+    return stored
 
 
 def _requests(lengths: Array, tokens: int) -> npt.NDArray[np.int32]:
@@ -76,9 +80,7 @@ def _requests(lengths: Array, tokens: int) -> npt.NDArray[np.int32]:
 def _phases(stored: Array | None, tokens: int) -> npt.NDArray[np.uint8]:
     if stored is None:
         return np.full(tokens, Phase.DECODE, np.uint8)
-    if stored.shape != (tokens,) or stored.dtype.kind not in "iub":
-        raise TraceError(f"phase is {stored.dtype} {stored.shape}, not one whole number per token")
-    if not np.isin(stored, (0, 1)).all():
+    if not np.isin(_column(stored, "phase", tokens, kinds="iub"), (0, 1)).all():
         raise TraceError("phase must be 0 (prefill) or 1 (decode) everywhere")
     return stored.astype(np.uint8)
 
@@ -99,17 +101,9 @@ def _weights(arrays: dict[str, Array], experts: npt.NDArray[np.int16]) -> npt.ND
 def _token_ids(stored: Array | None, tokens: int) -> npt.NDArray[np.int32] | None:
     if stored is None:
         return None
-    if stored.shape != (tokens,) or stored.dtype.kind not in "iu":
-        raise TraceError(f"tok is {stored.dtype} {stored.shape}, not one whole number per token")
-    if int(stored.min()) < 0 or int(stored.max()) > np.iinfo(np.int32).max:
+    if int(_column(stored, "tok", tokens).min()) < 0 or int(stored.max()) > np.iinfo(np.int32).max:
         raise TraceError("tok holds a token id that is negative or beyond 31 bits")
     return stored.astype(np.int32)
-
-
-def _join_ids(stored: Array, layers: int) -> str:
-    if stored.shape != (layers,) or stored.dtype.kind not in "iu":
-        raise TraceError(f"layer_ids is {stored.dtype} {stored.shape}, not one whole number per layer ({layers})")
-    return ",".join(map(str, stored.tolist()))
 
 
 def _labels(path: Path, requests: int) -> Labels:
@@ -126,8 +120,5 @@ def _labels(path: Path, requests: int) -> Labels:
         raise TraceError(f"{path} must be a list of objects, one per request")
     if len(records) != requests:
         raise TraceError(f"{path} describes {len(records)} requests, but the archive holds {requests}")
-    return tuple(_label(record) for record in records)
-
-
-def _label(record: dict[str, Any]) -> dict[str, str]:
-    return {key: str(value) for key, value in record.items() if isinstance(value, str | int | float)}
+    plain = str | int | float
+    return tuple({key: str(value) for key, value in record.items() if isinstance(value, plain)} for record in records)

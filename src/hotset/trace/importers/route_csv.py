@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
-from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +12,15 @@ import numpy.typing as npt
 
 from hotset.errors import TraceError
 from hotset.reading import lines_of, open_regular
-from hotset.trace.importers._cells import Cells, build_trace, text_of
+from hotset.trace.importers._cells import Cells, build_trace, refuse
+from hotset.trace.importers._columns import (
+    MAX_LINE_BYTES,
+    Columns,
+    decode,
+    read_numbers,
+    weight_column,
+    whole_columns,
+)
 from hotset.trace.importers._options import ImportOptions, number_passes
 from hotset.trace.trace import Trace
 
@@ -25,13 +30,11 @@ _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
 _LIMITS = {"turn": 1 << 31, "phase": 2, "step": 1 << 31, "layer": 4096, "slot": 32767, "expert": 32767}
 _TYPES = {"phase": np.uint8, "layer": np.int16, "slot": np.int16, "expert": np.int16}
 _MAX_COLUMNS = 64
-_MAX_LINE_BYTES = 4096
+_WHAT = "a route CSV"
 _MODEL_FACTS = re.compile(
     r"model=(.*?)(?: arch=(\S+))?(?: n_layer=(\d{1,9}))?(?: n_expert=(\d{1,9}))?(?: n_expert_used=(\d{1,9}))?"
 )
 _LAYER_FACTS = re.compile(r"layer=\d+ expert_bytes=(\d{1,18})(?: .*)?")
-
-Columns = dict[str, npt.NDArray[Any]]
 
 
 @dataclass
@@ -65,19 +68,15 @@ def read(path: Path, options: ImportOptions) -> Trace:
 
 def _read_preamble(file: IO[bytes]) -> _Preamble:
     preamble = _Preamble()
-    for line in lines_of(file, _MAX_LINE_BYTES):
+    for line in lines_of(file, MAX_LINE_BYTES):
         preamble.lines += 1
-        text = _decode(line, preamble.lines)
+        text = decode(line, preamble.lines, _WHAT)
         if text.startswith("#"):
             _note_fact(preamble.facts, text[1:].strip())
         elif text:
             preamble.columns = _check_columns(text.split(","), preamble.lines)
             return preamble
     raise TraceError("no line names the columns (turn,phase,step,layer,slot,expert,weight,...)")
-
-
-def _decode(line: bytes, number: int) -> str:
-    return text_of(line, number, _MAX_LINE_BYTES, "not a route CSV")
 
 
 def _note_fact(facts: dict[str, Any], text: str) -> None:
@@ -99,54 +98,13 @@ def _check_columns(names: list[str], line: int) -> list[str]:
 
 
 def _read_columns(file: IO[bytes], preamble: _Preamble) -> Columns:
-    numbers, last = array("q"), ""
-
-    def rows() -> Iterator[str]:
-        """The lines that hold something, as numpy asks for them: the last one asked for is the one it stumbles over."""
-        nonlocal last
-        for number, line in enumerate(lines_of(file, _MAX_LINE_BYTES), start=preamble.lines + 1):
-            if text := _decode(line, number):
-                numbers.append(number)
-                last = text
-                yield text
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # no rows at all
-            values = np.loadtxt(rows(), delimiter=",", comments=None, ndmin=2)
-    except ValueError:
-        values = np.empty((0, 0))
-    if not numbers:
-        raise TraceError("the file holds no rows: nothing was recorded")
-    if values.shape != (len(numbers), len(preamble.columns)):
-        raise TraceError(f"line {numbers[-1]} is not {len(preamble.columns)} numbers: {last[:60]!r}")
-    columns = _convert(values, np.array(numbers, np.int64), preamble)
-    if "weight" in columns:
+    values, lines = read_numbers(file, preamble.lines, len(preamble.columns), _WHAT)
+    limits = _LIMITS | {"slot": min(_LIMITS["slot"], preamble.facts.get("top_k") or _LIMITS["slot"])}
+    columns: Columns = {"line": lines} | whole_columns(values, lines, preamble.columns, limits, _TYPES)
+    if "weight" in preamble.columns:
+        columns["weight"] = weight_column(values[:, preamble.columns.index("weight")], lines)
         _settle_weights(columns)
     return columns
-
-
-def _convert(values: npt.NDArray[np.float64], lines: npt.NDArray[np.int64], preamble: _Preamble) -> Columns:
-    columns: Columns = {"line": lines}
-    for name in _NEEDED:
-        column = values[:, preamble.columns.index(name)]
-        limit = min(_LIMITS[name], (preamble.facts.get("top_k") or _LIMITS[name]) if name == "slot" else _LIMITS[name])
-        wrong = ~((column >= 0) & (column < limit) & (column == np.floor(column)))
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            raise TraceError(f"line {lines[at]}: {name} {column[at]:g} is not a whole number from 0 to {limit - 1}")
-        columns[name] = column.astype(_TYPES.get(name, np.int32))
-    if "weight" in preamble.columns:
-        columns["weight"] = _convert_weight(values[:, preamble.columns.index("weight")], lines)
-    return columns
-
-
-def _convert_weight(column: npt.NDArray[np.float64], lines: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    wrong = (column < 0) | (column > np.finfo(np.float16).max)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise TraceError(f"line {lines[at]}: the weight {column[at]:g} is negative or too large")
-    return column.astype(np.float32)
 
 
 def _settle_weights(columns: Columns) -> None:
@@ -154,8 +112,8 @@ def _settle_weights(columns: Columns) -> None:
     unknown = np.isnan(columns["weight"])
     if unknown.all():
         del columns["weight"]
-    elif unknown.any():
-        raise TraceError(f"line {columns['line'][int(np.argmax(unknown))]}: the weight is not a number")
+    else:
+        refuse(unknown, columns["line"], lambda _: ": the weight is not a number")
 
 
 def _to_cells(columns: Columns) -> Cells:
@@ -180,11 +138,9 @@ def _to_cells(columns: Columns) -> Cells:
 def _check_slots(columns: Columns, rows: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> None:
     sizes = np.diff(np.append(first, len(rows)))
     place = np.arange(len(rows)) - np.repeat(first, sizes)
-    wrong = columns["slot"][rows] != place
-    if wrong.any():
-        row = rows[int(np.argmax(wrong))]
-        line, slot = columns["line"][row], columns["slot"][row]
-        raise TraceError(f"line {line}: slot {slot} of the token is there twice, or one before it is missing")
+    slot = columns["slot"][rows]
+    why = ": slot {} of the token is there twice, or one before it is missing".format
+    refuse(slot != place, columns["line"][rows], lambda at: why(slot[at]))
 
 
 def _number_tokens(own: Columns) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
