@@ -1,4 +1,4 @@
-"""Pins stay for good, may not starve the rest, and can be let go."""
+"""Pins stay for good, may not starve the rest, and can be unpinned."""
 
 import pytest
 

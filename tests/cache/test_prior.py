@@ -47,7 +47,7 @@ def saved(controller, **changes):
     return profile(policy=controller.policy.name, learnt=learnt(controller) | changes)
 
 
-def chances(controller):
+def probabilities(controller):
     """All scores, on a scale on which they add."""
     score, none, shape = controller.policy.score.py_func, np.zeros(0, np.int32), controller.plan.shape
     now = EventView(0, none, none, 1, 1, int(controller.table.clock[0]) + 1, -1)
@@ -91,7 +91,7 @@ def test_a_prior_counts_as_a_prompt_of_so_many_tokens():
     prime(decay, heat, 64)
     np.testing.assert_allclose(lfu.state.uses, 64 * heat.hotness())
     np.testing.assert_allclose(lfu.state.uses.sum(axis=1), 64 * SHAPE.top_k)
-    np.testing.assert_allclose(chances(decay), 64 * heat.hotness())
+    np.testing.assert_allclose(probabilities(decay), 64 * heat.hotness())
 
 
 @pytest.mark.parametrize("policy", ["lru", "layered"])
@@ -123,7 +123,7 @@ def test_a_prior_of_another_workload_fades(policy):
         for controller in (primed, cold):
             controller.replay(events.slice(served, 8 * passes))
         served = 8 * passes
-        apart.append(np.abs(chances(primed) - chances(cold)).sum() / chances(cold).sum())
+        apart.append(np.abs(probabilities(primed) - probabilities(cold)).sum() / probabilities(cold).sum())
     assert apart[0] > 0.05
     assert apart[1] < 0.05
     assert apart[1] < apart[0] / 2

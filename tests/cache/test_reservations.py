@@ -230,7 +230,7 @@ def test_room_is_made_by_the_victim_and_only_if_there_is_none():
     assert len(controller.residents()) == 5
 
 
-def test_nobody_leaves_where_all_slots_are_pinned_or_held():
+def test_nothing_is_evicted_where_all_slots_are_pinned_or_held():
     controller, reservations = full()
     controller.pin([(0, 0)])
     held = reservations.reserve_all([ExpertKey(0, 6), ExpertKey(0, 7)], evict=True)
@@ -290,7 +290,7 @@ def test_a_held_slot_outlives_a_pin_that_came_and_went():
         check_slots(controller, held)
 
 
-def test_nobody_is_evicted_for_an_expert_on_its_way():
+def test_nothing_is_evicted_for_an_expert_on_its_way():
     controller, reservations = full()
     reservations.reserve_all([ExpertKey(0, 7)], evict=True)
     before = controller.residents()

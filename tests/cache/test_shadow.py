@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from live_samples import (
     ONLINE,
@@ -49,13 +49,14 @@ def test_the_log_holds_exactly_what_was_served_since(workload, cut):
     controller = cache_of(events.shape, slots)
     for part in (events.slice(0, cut), events.slice(cut, len(events))):
         serve_all(controller, part)
+        assume(not controller.usage.log[2])  # a log that is not read for too long ends: the next test
         logged = take_log(controller.usage, events.shape)
         assert [plain(event) for event in logged] == [plain(event) for event in part]
         assert logged.accesses == part.accesses
     assert len(take_log(controller.usage, events.shape)) == 0
 
 
-def test_a_log_that_nobody_reads_ends_and_the_statistics_go_on():
+def test_a_log_that_is_not_read_ends_and_the_statistics_go_on():
     controller = cache_of(SHAPE, 6)
     routed = [(i % 2, (i % 5, 5)) for i in range(1000)]
     for layer, experts in routed:

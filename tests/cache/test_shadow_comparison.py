@@ -139,7 +139,7 @@ def test_a_loser_gives_way_and_the_live_cache_evicts_as_the_other_would(short_wi
     assert bench.comparison.shadow.policy == parse("static")
     assert bench.said == ["static hit 50.0 points less than lru over the last 10 tokens: switched to lru"]
     assert bench.comparison.switches == [{"tokens": 10, "from": "static", "to": "lru"}]
-    assert bench.live.residents() == [(0, 0), (0, 1), (0, 2)]  # whoever is here stays until somebody comes
+    assert bench.live.residents() == [(0, 0), (0, 1), (0, 2)]  # residents stay until another expert comes
     for expert in (5, 3, 0, 5, 1, 2, 3, 4):
         residents = [key.expert for key in bench.live.residents()]
         oldest = min(residents, key=lambda resident: max(i for i, e in enumerate(asked) if e == resident))

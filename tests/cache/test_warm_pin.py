@@ -1,4 +1,4 @@
-"""Warm pins: protected if a trial says that it pays, let go once it does not."""
+"""Warm pins: pinned if a trial shows that it pays, unpinned once it does not."""
 
 from copy import deepcopy
 

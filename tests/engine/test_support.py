@@ -10,6 +10,7 @@ from hotset import policies
 from hotset.cache.plan import Scope
 from hotset.engine import support
 from hotset.engine.support import MAX_TOKENS, DeviceSupport
+from hotset.forecasts import parse
 from hotset.shape import ModelShape
 
 
@@ -20,11 +21,11 @@ def check(policy: str = "blend", scope: Scope = Scope.LAYER, **facts: object) ->
 
 def test_nothing_is_said_where_it_can() -> None:
     assert check() == []
-    assert check(forecast="gate") == []
+    assert check(forecast=parse("gate")) == []
 
 
 def test_all_reasons_are_told_the_first_first() -> None:
-    found = check("window", page_locked=False, ram_holds_all=False, forecast="best")
+    found = check("window", page_locked=False, ram_holds_all=False, forecast=parse("best"))
     assert [next(word for word in ("lock", "--host-memory", "best", "window") if word in one) for one in found] == [
         "lock",
         "--host-memory",

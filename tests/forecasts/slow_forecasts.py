@@ -157,31 +157,31 @@ class SlowGate(Slow):
 
     def learn(self, event: Seen, used: dict[int, int]) -> None:
         for distance in (1, 2, 3):
-            several, guesses = self.pending.pop((distance, event.layer), (False, []))
-            for e in range(self.shape.experts if guesses else 0):
-                rank = guesses.index(e) if e in guesses else "rest"
-                trial = 1.0 if e in guesses else 1 - (1 - self.rate[event.layer][e]) ** event.tokens
+            several, predictions = self.pending.pop((distance, event.layer), (False, []))
+            for e in range(self.shape.experts if predictions else 0):
+                rank = predictions.index(e) if e in predictions else "rest"
+                trial = 1.0 if e in predictions else 1 - (1 - self.rate[event.layer][e]) ** event.tokens
                 self.tally((several, distance, rank), e in used, trial)
                 self.tally((several, distance, rank, event.layer), e in used, trial)
 
     def remember(self, event: Seen, used: dict[int, int]) -> None:
         for d in range(3):
-            row = event.guesses[d].tolist() if d < len(event.guesses) else []
+            row = event.predictions[d].tolist() if d < len(event.predictions) else []
             target = (event.layer + d + 1) % self.shape.layers
             self.pending[d + 1, target] = (event.tokens > 1, list(dict.fromkeys(e for e in row if e >= 0)))
 
     def probabilities(self, event: Seen, distance: int) -> list[float]:
         target = (event.layer + distance) % self.shape.layers
         base = [1 - (1 - r) ** self.tokens_of(event, target) for r in self.rate[target]]
-        several, guesses = self.pending.get((distance, target), (False, []))
-        if not guesses:
+        several, predictions = self.pending.get((distance, target), (False, []))
+        if not predictions:
             return base
         found = []
         for e in range(self.shape.experts):
-            rank = guesses.index(e) if e in guesses else "rest"
-            shared = self.share((several, distance, rank), 0.5 if e in guesses else 0.4, 8)
+            rank = predictions.index(e) if e in predictions else "rest"
+            shared = self.share((several, distance, rank), 0.5 if e in predictions else 0.4, 8)
             own = self.share((several, distance, rank, target), shared, 24)
-            found.append(own if e in guesses else min(own * base[e], 1.0))
+            found.append(own if e in predictions else min(own * base[e], 1.0))
         return found
 
 

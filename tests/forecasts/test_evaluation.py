@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from forecast_samples import SHAPE, Live, events_of, random_trace, seen
+from forecast_samples import SHAPE, Live, events_of, random_trace
 
 from hotset.errors import HotsetError
-from hotset.forecasts import names, parse
+from hotset.forecasts import Forecast, names, parse
 from hotset.shape import ModelShape
 from hotset.sim.forecasting import BINS, Score, evaluate
+from hotset.testing.forecast_contract import CHECKS
 from hotset.trace import Trace
 
 ALL = ("best", "gate", "previous", "token", "transition")
@@ -119,11 +121,11 @@ def test_senseless_questions_are_refused(distances: tuple[int, ...], fit: float)
 def test_constant_input_for_long_keeps_probabilities_finite(name: str) -> None:
     shape, tokens = ModelShape(layers=4, experts=8, top_k=2), 25_000
     one = np.tile(np.array([1, 4], np.int16), (tokens, 4, 1))
-    guesses = np.tile(np.array([4, 1], np.int16), (tokens, 4, 3, 1))
+    predictions = np.tile(np.array([4, 1], np.int16), (tokens, 4, 3, 1))
     step = np.arange(tokens, dtype=np.int32)
     trace = Trace(
         shape, one, np.zeros(tokens, np.int32), step, np.ones(tokens, np.uint8),
-        token_ids=np.full(tokens, 5, np.int32), guesses=guesses,
+        token_ids=np.full(tokens, 5, np.int32), predictions=predictions,
     )  # fmt: skip
     for score in evaluate(trace, [name]).scores:
         assert score.recall == 1.0
@@ -133,17 +135,9 @@ def test_constant_input_for_long_keeps_probabilities_finite(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-@pytest.mark.parametrize("batch", [1, 3])
-def test_probabilities_are_probabilities(name: str, batch: int) -> None:
-    live = Live(parse(name), SHAPE)
-    for event in events_of(random_trace(batch=batch, seed=7)):
-        live.observe(event)
-        for distance in (1, 2, 3):
-            probabilities = live.probabilities(event, distance)
-            assert np.isfinite(probabilities).all()
-            assert (probabilities >= 0).all()
-            assert (probabilities <= 1).all()
-            assert (live.probabilities(event, distance) == probabilities).all()  # asking changes nothing
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_forecast_keeps_the_contract(name: str, check: Callable[[Forecast], None]) -> None:
+    check(parse(name))
 
 
 @pytest.mark.parametrize("name", ["best", "gate"])
@@ -161,12 +155,3 @@ def test_picked_are_the_likeliest_that_have_no_slot(name: str, places: int) -> N
             e for e in np.argsort(-probabilities, kind="stable").tolist() if probabilities[e] >= 0.2 and slot_of[e] < 0
         ]
         assert picked[:count].tolist() == wanted[:places]
-
-
-@pytest.mark.parametrize("name", names())
-def test_guesses_with_gaps_repetitions_and_few_distances(name: str) -> None:
-    live = Live(parse(name), SHAPE)
-    for layer in (0, 1, 3, 0, 1, 2, 3):  # a layer left out, too
-        event = seen(layer, [2, 5], guesses=[[-1, 3, 3, -1, 1]], token=3)
-        live.observe(event)
-        assert np.isfinite(live.probabilities(event, 3)).all()

@@ -53,13 +53,13 @@ def test_the_routers_are_as_good_as_documented(judged: dict[str, Evaluation]) ->
             assert abs(recall - documented) < 0.03, name
 
 
-def test_recall_of_the_routers_is_that_of_the_recorded_guesses() -> None:
-    """Of a guess as wide as top_k the most likely k are the guess itself, once ranks have been learnt."""
+def test_recall_of_the_routers_is_that_of_the_recorded_predictions() -> None:
+    """Of a prediction as wide as top_k the most likely k are the prediction itself, once ranks have been learnt."""
     trace = reference.trace("it")
-    assert trace.guesses is not None
+    assert trace.predictions is not None
     rows = (trace.phase == 1) & (trace.request >= 13)
     for score in evaluate(trace, ["gate"]).scores:
         d = score.distance
-        guesses, experts = trace.guesses[rows, d:, d - 1], trace.experts[rows, d:]
-        right = (guesses[..., :, None] == experts[..., None, :]).any(-1).mean()
+        predictions, experts = trace.predictions[rows, d:, d - 1], trace.experts[rows, d:]
+        right = (predictions[..., :, None] == experts[..., None, :]).any(-1).mean()
         assert score.recall == pytest.approx(np.float64(right), abs=0.015)

@@ -75,13 +75,13 @@ def test_token_knows_nothing_of_the_next_pass() -> None:
 
 def test_gate() -> None:
     live = Live(parse("gate"), TWO)
-    first = seen(0, [0], guesses=[[1]])
+    first = seen(0, [0], predictions=[[1]])
     live.observe(first)
     assert live.probabilities(first, 1) == pytest.approx([0.4 * 0.5, 0.5])  # before any evidence
     live.observe(seen(1, [1]))
     live.observe(first)
-    # The guess was right once: (1 + 8 * 0.5) / 9 in all layers, and the layer's own leans on that with weight 24. The
-    # expert not guessed was not used, where its rate of 0.5 was expected.
+    # The prediction was right once: (1 + 8 * 0.5) / 9 in all layers, and the layer's own leans on that with weight 24.
+    # The expert not predicted was not used, where its rate of 0.5 was expected.
     right, rest = (1 + 24 * 5 / 9) / 25, (24 * (8 * 0.4 / 8.5)) / 24.5
     assert live.probabilities(first, 1) == pytest.approx([rest * UNUSED, right])
 
@@ -90,7 +90,7 @@ def test_best_starts_as_the_sum_of_its_members_log_odds() -> None:
     def odds(probabilities: np.ndarray) -> np.ndarray:
         return np.log(probabilities / (1 - probabilities))
 
-    events = [seen(0, [0], phase=0, token=7), seen(1, [1], phase=0, token=7), seen(0, [0], token=7, guesses=[[1]])]
+    events = [seen(0, [0], phase=0, token=7), seen(1, [1], phase=0, token=7), seen(0, [0], token=7, predictions=[[1]])]
     said = {}
     for name in ("best", "previous", "transition", "token", "gate"):
         live = Live(parse(name), TWO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,24 @@ def make_plain(folder: Path) -> Path:
     return folder
 
 
+def make_for_blocks(folder: Path) -> Path:
+    """A small checkpoint whose rows are whole blocks of 256, with a tokenizer."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    from hotset import reference
+
+    torch.manual_seed(3)
+    config = Qwen3MoeConfig(
+        vocab_size=8192, hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=3, moe_intermediate_size=256,
+        initializer_range=0.1, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    for file in Path(reference.path()).glob("tokenizer*.json"):
+        shutil.copy(file, folder)
+    return folder
+
+
 def encoded(plain: Path, target: Path, name: str) -> Path:
     """The same checkpoint in a published format."""
     kind = PUBLISHED[name]
@@ -58,12 +77,14 @@ def answer(model: Any, prompt: int) -> tuple[list[int], Any]:
     return found[0, prompt:].tolist(), torch.stack(seen)
 
 
-def served(folder: Path, dtype: torch.dtype, setting: tuple[str, ...], matrices: int = 2) -> dict[str, Any]:
+def served(
+    folder: Path, dtype: torch.dtype, setting: tuple[str, ...], matrices: int = 2, **more: Any
+) -> dict[str, Any]:
     """What a model answers to all prompts at one size, by one driver, with so many matrices of an expert packed."""
     memory, prefetch, engine = setting
     experts = "auto" if matrices else "dense"
     given = {"memory": memory, "prefetch": prefetch, "engine": engine, "dtype": dtype, "device": "cuda"}
-    model = hotset.load(folder, **given, experts=experts)
+    model = hotset.load(folder, **given, experts=experts, **more)
     try:
         assert all(len(layer.layout.matrices) == matrices for layer in model.hotset.engine.offload.catalog.layers)
         if model.hotset.engine.device_decode is not None:

@@ -24,7 +24,8 @@ LIMIT_S = 420
 def run_file(path: Path, folder: Path) -> dict[str, Any]:
     """Run the tests of one file in a process of its own."""
     report = folder / f"{path.stem}.xml"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "2"}
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-m", "pytest", str(path), "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     began_s = time.monotonic()
     try:
@@ -57,7 +58,7 @@ def counts(report: Path) -> dict[str, int]:
 
 
 def one_run(files: list[Path], processes: int) -> dict[str, Any]:
-    """Run all files once, so many at a time, the longest first as far as that is known."""
+    """Run all files once, so many at a time, in this order."""
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
         found = list(pool.map(lambda path: run_file(path, Path(folder)), files))
@@ -88,12 +89,40 @@ def versions() -> dict[str, str]:
     }
 
 
+def earlier_runs(path: Path) -> list[dict[str, Any]]:
+    """The runs of a result that is of the same code."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    runs: list[dict[str, Any]] = found["runs"] if found.get("digest") == digest() else []
+    return runs
+
+
+def committed_runs() -> list[dict[str, Any]]:
+    """The runs of the committed result, of whatever code: how long a file takes changes little."""
+    runs: list[dict[str, Any]] = json.loads(RESULT.read_text(encoding="utf-8"))["runs"] if RESULT.exists() else []
+    return runs
+
+
+def document_of(runs: list[dict[str, Any]], total: dict[str, int]) -> dict[str, Any]:
+    """What is kept of some runs."""
+    clean = [not run["failed"] for run in runs]
+    in_a_row = next((i for i, fine in enumerate(reversed(clean)) if not fine), len(clean))
+    return {
+        "command": "make gpu-test" + (f" RUNS={len(runs)}" if len(runs) > 1 else ""),
+        "digest": digest(),
+        "versions": versions(),
+        "clean_runs_in_a_row": in_a_row,
+        **total,
+        "runs": runs,
+    }
+
+
 def main() -> int:
     """Run everything as often as asked, write the result, and fail if any test did."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--runs", type=int, default=1, help="how many times in a row")
     arguments.add_argument("--processes", type=int, default=max(2, min(16, os.cpu_count() or 4)))
     arguments.add_argument("--out", type=Path, default=RESULT)
+    arguments.add_argument("--more", action="store_true", help="add to the runs of the result, if it is of this code")
     arguments.add_argument("--only", default="", help="only files whose path has this in it; nothing is written")
     given = arguments.parse_args()
     import torch
@@ -102,20 +131,14 @@ def main() -> int:
         sys.stderr.write("error: no CUDA device is here: run this on a machine with a GPU\n")
         return 2
     files = [path for path in test_files() if given.only in path.as_posix()]
-    runs = [one_run(files, given.processes) for _ in range(given.runs)]
-    clean = [not run["failed"] for run in runs]
-    in_a_row = next((i for i, fine in enumerate(reversed(clean)) if not fine), len(clean))
-    total = {name: sum(run[name] for run in runs) for name in ("passed", "failed", "skipped")}
-    document = {
-        "command": "make gpu-test" + (f" RUNS={given.runs}" if given.runs > 1 else ""),
-        "digest": digest(),
-        "versions": versions(),
-        "clean_runs_in_a_row": in_a_row,
-        **total,
-        "runs": runs,
-    }
-    if not given.only:
-        given.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    runs = earlier_runs(given.out) if given.more else []
+    known = {each["file"]: each["seconds"] for run in runs or committed_runs() for each in run["files"]}
+    files.sort(key=lambda path: -known.get(path.relative_to(ROOT).as_posix(), 1e9))
+    for _ in range(given.runs):
+        runs.append(one_run(files, given.processes))
+        total = {name: sum(run[name] for run in runs) for name in ("passed", "failed", "skipped")}
+        if not given.only:  # after every run: a limit of time that strikes later loses that one only
+            given.out.write_text(json.dumps(document_of(runs, total), indent=2) + "\n", encoding="utf-8")
     seconds = ", ".join(f"{run['seconds']} s" for run in runs)
     sys.stdout.write("{passed} passed, {failed} failed, {skipped} skipped".format(**total) + f"\n({seconds})\n")
     return 1 if total["failed"] else 0

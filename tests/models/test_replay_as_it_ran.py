@@ -76,7 +76,7 @@ def test_the_command_line_repeats_a_run(policy: str, memory: str, options: dict[
     budget = memory if memory.endswith("%") else f"{size * int(memory.removesuffix('MiB')) // 100}"
     stats = record(tmp_path / "t.safetensors", budget, policy=policy, **options)
     assert stats["misses"] > 0
-    assert (stats["ahead"] > 0) == (not memory.endswith("%")), "the budget pays for guesses, too"
+    assert (stats["ahead"] > 0) == (not memory.endswith("%")), "the budget pays for predictions, too"
     check(tmp_path / "t.safetensors", stats, policy)
 
 
@@ -88,7 +88,7 @@ def reference_experts() -> int:
 
 
 def test_the_same_budget_in_bytes_buys_the_same_slots(tmp_path: Path) -> None:
-    """Guesses were paid for by the run and not by the replay: 49.6 against 50.4 % in one case."""
+    """Predictions were paid for by the run and not by the replay: 49.6 against 50.4 % in one case."""
     budget = str(reference_experts() * 6 // 10)
     stats = record(tmp_path / "t.safetensors", budget)
     rows = simulate(

@@ -163,7 +163,7 @@ def test_the_norm_of_the_experts_is_undone_for_a_router_that_has_its_own(name: s
 
 
 @pytest.mark.parametrize("name", known(["gemma4"]))
-def test_a_norm_that_drops_a_part_of_the_state_leaves_the_rest_to_guess_by(name: str) -> None:
+def test_a_norm_that_drops_a_part_of_the_state_leaves_the_rest_to_predict_by(name: str) -> None:
     model = uneven(name)
     layer = model.get_submodule(find_moe_layers(model)[0].name.rpartition(".")[0])
     layer.pre_feedforward_layernorm_2.weight.data[3] = 0
@@ -180,7 +180,7 @@ def test_a_router_that_is_no_matrix_for_what_experts_take_is_left_alone(name: st
 
 
 @pytest.mark.parametrize("name", known(["deepseek_v4"]))
-def test_a_layer_that_chooses_by_token_is_not_guessed(name: str) -> None:
+def test_a_layer_that_chooses_by_token_is_not_predicted(name: str) -> None:
     model = tiny.make(name, mlp_layer_types=["hash_moe", "hash_moe", "moe"])
     routers, hidden = routers_of(model), torch.randn(3, tiny.HIDDEN)
     assert (routers.predict(0, hidden, 1, 2) == -1).all()
@@ -211,7 +211,7 @@ def plain(matrices: list[Any], **parts: Any) -> Routers:
     return Routers([Router(matrix, len(matrix), **parts) for matrix in matrices])
 
 
-def test_guesses_are_those_of_the_routers_ahead_and_nothing_past_the_last() -> None:
+def test_predictions_are_those_of_the_routers_ahead_and_nothing_past_the_last() -> None:
     random = torch.Generator().manual_seed(0)
     matrices = [torch.randn(6, 5, generator=random) for _ in range(3)]
     hidden = torch.randn(4, 5, generator=random)
@@ -273,7 +273,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_guess_takes_no_operation_that_it_does_not_need() -> None:
+def test_a_prediction_takes_no_operation_that_it_does_not_need() -> None:
     bias, hidden = torch.tensor([0.0, 0.1, 0.0]), torch.ones(2, 3)
     corrected = plain([torch.eye(3)] * 2, correction=bias, choice=Choice(torch.sigmoid))
     corrected.predict(1, hidden, 1, 2)
@@ -314,7 +314,7 @@ def decoded(name: str, model: Any) -> Any:
         ("muse_spark", {}),  # its experts see a projection of the router's input
     ],
 )
-def test_a_model_that_guesses_computes_what_it_does_without(name: str, changes: dict[str, Any]) -> None:
+def test_a_model_that_predicts_computes_what_it_does_without(name: str, changes: dict[str, Any]) -> None:
     if name not in tiny.families():
         pytest.skip("the installed transformers does not have it")
     model = hotset.attach(tiny.make(name, **changes), memory="50%", prefetch="off")

@@ -21,7 +21,7 @@ def test_a_token_fits_where_the_device_drives(top_k: int, cpu: int, host: int, d
 @pytest.mark.parametrize(("size", "staging"), [(64, 10), (18, 8), (11, 1)])
 def test_a_budget_in_bytes_rules(size: int, staging: int) -> None:
     plan = plan_slots(
-        f"{size}", ModelShape(2, 32, 10, 1), scope=Scope.LAYER, staging=None, free_bytes=0, on_gpu=True, by_device=True
+        f"{size}B", ModelShape(2, 32, 10, 1), scope=Scope.LAYER, staging=None, free_bytes=0, on_gpu=True, by_device=True
     )
     assert (plan.cached, plan.staging) == (size - staging, staging)
 

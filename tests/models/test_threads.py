@@ -194,7 +194,7 @@ def test_four_prompts_are_33_tokens_and_four_requests_without_a_barrier(alone: l
 
 def test_where_all_experts_fit_threads_are_recorded_each_for_itself(alone: list[Alone]) -> None:
     model = on_cpu(memory="100%")
-    assert model.hotset.engine.kind == "stock"
+    assert model.hotset.engine.offload is None
     with model.hotset.trace() as recorder, in_lockstep(model, 2):
         at_once(lambda: answer(model, PROMPTS[0]) and None, lambda: answer(model, PROMPTS[1]) and None)
     trace, requests = recorder.finish(), model.hotset.requests()

@@ -1,4 +1,4 @@
-"""Small workloads as event tables, made by hand, by probability, or by hypothesis."""
+"""Small workloads as event tables: those of `hotset.testing`, requests that take turns, and any by hypothesis."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,61 +7,15 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hotset.shape import ModelShape
+from hotset.testing.events import decode, make_events, one_layer, random_budget, random_events, random_shape
 from hotset.trace import Phase
-from hotset.trace.events import EventTable
+
+__all__ = [
+    "PUBLIC", "decode", "make_events", "one_layer", "random_budget", "random_events", "random_shape", "random_turns",
+    "workloads",
+]  # fmt: skip
 
 PUBLIC = Path(__file__).parents[2].parent / "shared/traces"
-
-
-def make_events(shape, rows):
-    """A table of events given as (layer, {expert: count}, tokens, phase)."""
-    sizes = [len(counts) for _, counts, _, _ in rows]
-    entries = [pair for _, counts, _, _ in rows for pair in sorted(counts.items())]
-    return EventTable(
-        shape,
-        start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
-        layer=np.array([row[0] for row in rows], np.int32),
-        step=np.arange(len(rows), dtype=np.int32),
-        tokens=np.array([row[2] for row in rows], np.int32),
-        phase=np.array([row[3] for row in rows], np.uint8),
-        request=np.zeros(len(rows), np.int32),
-        expert=np.array([expert for expert, _ in entries], np.int32),
-        count=np.array([count for _, count in entries], np.int32),
-    )
-
-
-def decode(shape, rows):
-    """Events of one token each, given as (layer, experts)."""
-    return make_events(shape, [(layer, dict.fromkeys(experts, 1), 1, Phase.DECODE) for layer, experts in rows])
-
-
-def one_layer(experts, top_k, asked):
-    """Events of a model of one layer, given as the experts asked for."""
-    shape = ModelShape(1, experts, top_k)
-    return decode(shape, [(0, group) for group in asked])
-
-
-def random_shape(rng, **limits):
-    """1 to 4 layers of 3 to 10 experts."""
-    experts = int(rng.integers(3, 11))
-    layers = int(rng.integers(1, limits.get("layers", 4) + 1))
-    return ModelShape(layers, experts, int(rng.integers(1, experts // 2 + 1)))
-
-
-def random_events(rng, shape, number, *, prefill=0.2, wide=0.2):
-    """Mostly layer by layer and about top_k wide, with favourites; some prompts, some events up to all experts."""
-    taste = rng.dirichlet(np.full(shape.experts, 0.5), shape.layers) + 1e-3
-    rows = []
-    for i in range(number):
-        layer = i % shape.layers if rng.random() < 0.9 else int(rng.integers(shape.layers))
-        width = int(rng.integers(1, shape.experts + 1)) if rng.random() < wide else shape.top_k
-        probability = taste[layer] / taste[layer].sum()
-        experts = rng.choice(shape.experts, width, replace=False, p=probability).tolist()
-        is_prefill = rng.random() < prefill
-        tokens = int(rng.integers(1, 10)) if is_prefill or rng.random() < 0.3 else 1
-        counts = {expert: int(rng.integers(1, tokens + 1)) for expert in experts}
-        rows.append((layer, counts, tokens, Phase.PREFILL if is_prefill else Phase.DECODE))
-    return make_events(shape, rows)
 
 
 def random_turns(rng, shape, streams, rounds):
@@ -89,11 +43,6 @@ def _random_pass(rng, shape, phase):
         experts = rng.choice(shape.experts, shape.top_k, replace=False).tolist()
         rows.append((layer, {expert: int(rng.integers(1, tokens + 1)) for expert in experts}, tokens, phase))
     return rows
-
-
-def random_budget(rng, shape):
-    """From the smallest allowed to all experts, more often small."""
-    return int(rng.integers(shape.top_k, max(shape.top_k + 1, int(shape.total_experts * rng.random()) + 1)))
 
 
 @st.composite

@@ -138,7 +138,7 @@ def test_random_workloads_that_begin_with_pins_and_residents(spec):
         least = shape.top_k + 1 if scope is Scope.POOL else shape.layers * (shape.top_k + 1)
         pair = Pair(spec, random_events(rng, shape, 40), int(rng.integers(least, shape.total_experts + 1)), scope)
         pair.pin([(int(rng.integers(shape.layers)), int(rng.integers(shape.experts)))])
-        pair.preload(rng.integers(0, 3, (shape.layers, shape.experts)).astype(float))  # equals that nobody has used
+        pair.preload(rng.integers(0, 3, (shape.layers, shape.experts)).astype(float))  # equals that were never used
         assert pair.compare()
 
 

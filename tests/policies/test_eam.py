@@ -141,7 +141,7 @@ def test_requests_that_take_turns_are_stored_whole():
     controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, TURNS), 8)
     assert stored_in(controller) == []
     assert {request: decode for request, (_, decode) in running_of(controller).items()} == {0: FIRST, 1: SECOND}
-    # A third takes a turn, too, and then a second one in a row: nobody else is left.
+    # A third takes a turn, too, and then a second one in a row: no other is left.
     controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, [*TURNS, *one_pass(2, 0, 0)]), 8)
     assert stored_in(controller) == []
     controller, _ = replayed("eam", requests_of(TWO_BY_FOUR, [*TURNS, *one_pass(2, 0, 0), (2, 0, {1: 1})]), 8)
@@ -316,16 +316,16 @@ def test_wrong_options_are_refused(spec, message):
         parse(spec)
 
 
-def foreseen(forecast, events, target):
+def predicted(forecast, events, target):
     """What a forecast says of a layer after all these events, and its state."""
     from hotset.forecasts._kernel import steps_of
 
     steps, state = steps_of(type(forecast)), forecast.start(events.shape)
-    nobody, out = np.full((1, 1), -1, np.int16), np.zeros(events.shape.experts)
+    none, out = np.full((1, 1), -1, np.int16), np.zeros(events.shape.experts)
     for i, event in enumerate(events):
         own = slice(events.start[i], events.start[i + 1])
         phase, request = int(event.phase), int(events.request[i])
-        args = (state, event.layer, events.expert[own], events.count[own], event.tokens, phase, request, -1, nobody)
+        args = (state, event.layer, events.expert[own], events.count[own], event.tokens, phase, request, -1, none)
         steps.observe(*args)
     steps.probabilities(*args, target, 1, out)
     return out, state
@@ -334,7 +334,7 @@ def foreseen(forecast, events, target):
 def test_the_forecast_is_the_row_of_the_nearest_request_as_probabilities():
     from hotset.forecasts.eam import SMOOTH, Eam
 
-    out, state = foreseen(Eam(), requests_of(TWO_BY_FOUR, [*A, *B, (2, 0, {0: 1})]), 1)
+    out, state = predicted(Eam(), requests_of(TWO_BY_FOUR, [*A, *B, (2, 0, {0: 1})]), 1)
     # A's row of layer 1 is (0, 0, 4, 0) of 4 tokens; 4 tokens of the rate of use are mixed in.
     raw = (np.array([0, 0, 4, 0]) + SMOOTH * state.rates.rate[1]) / (4 + SMOOTH)
     odds = state.line[0] * np.log(raw / (1 - raw)) + state.line[1]
@@ -346,7 +346,7 @@ def test_the_forecast_is_of_the_request_whose_turn_it_is():
 
     # 2 is like A and 3 like B; the second pass of 2 has nothing in common with either.
     rows = [*A, *B, (2, 0, {0: 1}), (3, 0, {2: 1}), (2, 1, {1: 1}), (3, 1, {1: 1})]
-    likely = [int(np.argmax(foreseen(Eam(), requests_of(TWO_BY_FOUR, rows[:end]), 0)[0])) for end in (-1, None)]
+    likely = [int(np.argmax(predicted(Eam(), requests_of(TWO_BY_FOUR, rows[:end]), 0)[0])) for end in (-1, None)]
     assert likely[0] == 0
     assert likely[1] in (2, 3)
 
@@ -364,7 +364,7 @@ def test_the_forecast_is_calibrated_and_keeps_the_order():
             rows.append(
                 (request, layer, dict.fromkeys(rng.choice(16, 2, False, tastes[request % 3, layer]).tolist(), 1))
             )
-    out, state = foreseen(Eam(capacity=20), requests_of(shape, rows), 0)
+    out, state = predicted(Eam(capacity=20), requests_of(shape, rows), 0)
     assert state.requests.held[0] == 20
     assert 1.6 < out.sum() < 2.4
     assert state.line[0] > 0

@@ -45,7 +45,7 @@ def test_equal_ages_leave_by_number():
 def test_equals_that_were_never_used_leave_by_layer_and_number():
     shape = ModelShape(2, 4, 1)
     controller = Controller(SlotPlan(shape, 3, Scope.POOL), parse("lru"))
-    controller.preload(np.array([[0, 0, 1, 0], [2, 3, 0, 0]]))  # seated as (1, 1), (1, 0), (0, 2)
+    controller.preload(np.array([[0, 0, 1, 0], [2, 3, 0, 0]]))  # assigned as (1, 1), (1, 0), (0, 2)
     log = controller.replay(decode(shape, [(0, [0]), (0, [1]), (0, [3])]), log=True).log
     assert log[:, 3:].tolist() == [[0, 2], [1, 0], [1, 1]]
 
@@ -54,7 +54,7 @@ def test_an_event_wider_than_the_cache_is_staged():
     events = one_layer(6, 1, [[0, 1, 2, 3], [0, 1, 2, 3]])
     controller = Controller(SlotPlan(events.shape, 2), parse("lru"))
     replayed = controller.replay(events, log=True)
-    # Equal scores: the lower numbers sit, the others pass through. Nobody may leave while all are in use.
+    # Equal scores: the lower numbers get slots, the others pass through staging. None is evicted while in use.
     assert replayed.misses.tolist() == [4, 2]
     assert controller.residents() == [(0, 0), (0, 1)]
     assert [row[1] for row in replayed.log.tolist() if row[2] < 0] == [2, 3, 2, 3]
@@ -124,13 +124,13 @@ def state_after(spec, asked, experts=2):
 @pytest.mark.parametrize(
     ("asked", "half_life"),
     [
-        ([[0]], 16),  # nobody knew anything: all say one half
+        ([[0]], 16),  # nothing is known: all say one half
         ([[0], [1]], 2),  # who forgot most of 0 is least surprised by 1
         ([[0], [0]], 256),  # who remembers 0 best is least surprised by 0
         ([[0], [0], [1]], 2),  # one large surprise outweighs the small difference before
     ],
 )
-def test_decay_takes_the_half_life_that_foresees_best(asked, half_life):
+def test_decay_takes_the_half_life_that_predicts_best(asked, half_life):
     state = state_after("decay:half_life=auto", asked)
     assert state.half_life[state.chosen[0]] == half_life
 
@@ -179,7 +179,7 @@ def test_window_takes_a_long_prompt_in_proportion():
         ([[0]] * 18, 64),  # the shortest holds sixteen of seventeen and is a little less sure; the others are equal
     ],
 )
-def test_window_takes_the_size_that_foresees_best(asked, window):
+def test_window_takes_the_size_that_predicts_best(asked, window):
     state = state_after("window:tokens=auto", asked)
     assert state.window[state.chosen[0]] == window
 
@@ -315,7 +315,7 @@ def test_static_keeps_the_given_set():
 # prefill
 
 
-def test_a_prompt_fills_empty_slots_and_evicts_nobody():
+def test_a_prompt_fills_empty_slots_and_evicts_nothing():
     shape = ModelShape(1, 6, 1)
     rows = [
         (0, {0: 1}, 1, Phase.DECODE),

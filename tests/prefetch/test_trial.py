@@ -1,4 +1,4 @@
-"""Whether guesses pay, held against lists of all measurements, and against passes where the answer is known."""
+"""Whether predictions pay, held against lists of all measurements, and against passes where the answer is known."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SlowTrial:
     def length(self) -> int:
         return 2 if self.on_trial else 16
 
-    def guesses(self, layer: int, number: int) -> int:
+    def predictions(self, layer: int, number: int) -> int:
         return 0 if self.is_control_step(layer, number) else self.most[layer]
 
     def note_event(self, layer: int, number: int, stall_s: float, in_time: int, late: int) -> None:
@@ -116,7 +116,7 @@ def mean_and_doubt(values: list[float]) -> tuple[float, float]:
 
 
 class Run:
-    """Passes of a millisecond that `gain` shortens where guesses were sent, measured with noise."""
+    """Passes of a millisecond that `gain` shortens where predictions were sent, measured with noise."""
 
     def __init__(self, gain: float, noise: float, seed: int, *, auto: bool = True, growth: float = 0.0) -> None:
         self.payoff = PrefetchTrial(1, auto=auto, most=8)
@@ -128,24 +128,24 @@ class Run:
 
     def run(self, passes: int) -> Run:
         for number in range(1, passes + 1):
-            guessed = self.payoff.most(0, number) > 0
-            if guessed:
+            predicted = self.payoff.most(0, number) > 0
+            if predicted:
                 self.passes_with.append(number)
             plain_s = 1e-3 * (1 + self.growth) ** number
             self.plain_s += plain_s
-            self.taken_s += plain_s * (1 - self.gain * guessed)
-            self.payoff.note_step(number, plain_s * (1 - self.gain * guessed + self.noise * self.random.normal()))
+            self.taken_s += plain_s * (1 - self.gain * predicted)
+            self.payoff.note_step(number, plain_s * (1 - self.gain * predicted + self.noise * self.random.normal()))
             if self.first_on is None and self.payoff.decision == "on":
                 self.first_on = number
         return self
 
     @property
     def cost(self) -> float:
-        """How much longer all passes took than without any guess."""
+        """How much longer all passes took than without any prediction."""
         return self.taken_s / self.plain_s - 1
 
     def pauses(self) -> list[int]:
-        """Stretches without guesses that are longer than between control passes."""
+        """Stretches without predictions that are longer than between control passes."""
         gaps = np.diff(self.passes_with) - 1
         return [int(gap) for gap in gaps if gap > 32]
 
@@ -166,10 +166,10 @@ def test_it_decides_as_the_slow_model_does(seed: int, gain_s: float, auto: bool)
     for number in range(1, 900):
         seconds = 1e-3 * (1 + random.random()) - gain_s * (not slow.is_control_step(-1, number))
         for layer in range(layers):
-            guesses = slow.guesses(layer, number)
-            assert fast.most(layer, number) == guesses
-            in_time, late = random.integers(0, 3, 2).tolist() if guesses else (0, 0)
-            stall = float(random.gamma(2.0, 1e-3)) + 1e-3 * (layer - 1) * (guesses > 0)
+            predictions = slow.predictions(layer, number)
+            assert fast.most(layer, number) == predictions
+            in_time, late = random.integers(0, 3, 2).tolist() if predictions else (0, 0)
+            stall = float(random.gamma(2.0, 1e-3)) + 1e-3 * (layer - 1) * (predictions > 0)
             fast.note_event(layer, number, stall, in_time, late)
             slow.note_event(layer, number, stall, in_time, late)
             for kind in (WITH, WITHOUT):
@@ -214,7 +214,7 @@ def test_all_ways_in_agree() -> None:
         assert np.allclose(left, middle, rtol=1e-9)
 
 
-def test_of_two_passes_of_a_trial_one_goes_without_and_of_sixteen_where_guesses_are_on() -> None:
+def test_of_two_passes_of_a_trial_one_goes_without_and_of_sixteen_where_predictions_are_on() -> None:
     payoff = PrefetchTrial(2)
     for stage, length in ((0, 2), (1, 16)):
         payoff.state.stage[0] = stage
@@ -243,7 +243,7 @@ def test_a_forecast_asked_for_by_name_never_pauses(seed: int) -> None:
     assert run.payoff.decision == "forced"
 
 
-def test_guesses_grow_while_they_come_in_time_up_to_the_slots() -> None:
+def test_predictions_grow_while_they_come_in_time_up_to_the_slots() -> None:
     payoff, seen = PrefetchTrial(1, most=7, auto=False), []
     for number in range(1, 8):
         seen.append(payoff.most(0, number))
@@ -251,7 +251,7 @@ def test_guesses_grow_while_they_come_in_time_up_to_the_slots() -> None:
     assert seen == [4, 5, 6, 7, 7, 7, 7]
 
 
-def test_guesses_shrink_while_they_come_late_down_to_one() -> None:
+def test_predictions_shrink_while_they_come_late_down_to_one() -> None:
     payoff, seen = PrefetchTrial(1, auto=False), []
     for number in range(1, 8):
         seen.append(payoff.most(0, number))
@@ -260,13 +260,13 @@ def test_guesses_shrink_while_they_come_late_down_to_one() -> None:
 
 
 @pytest.mark.parametrize(("in_time", "late"), [(0, 0), (1, 1), (3, 1)])
-def test_guesses_stay_as_many_where_the_signs_are_mixed(in_time: int, late: int) -> None:
+def test_predictions_stay_as_many_where_the_signs_are_mixed(in_time: int, late: int) -> None:
     payoff = PrefetchTrial(1)
     payoff.note_event(0, 1, 0.0, in_time, late)
     assert payoff.most(0, 3) == 4
 
 
-def test_fewer_slots_than_the_first_guesses_are_all_that_is_sent() -> None:
+def test_fewer_slots_than_the_first_predictions_are_all_that_is_sent() -> None:
     assert max(PrefetchTrial(1, most=2).most(0, number) for number in range(8)) == 2
     assert max(PrefetchTrial(1, most=0).most(0, number) for number in range(8)) == 0
 
@@ -283,9 +283,9 @@ def test_it_is_on_only_once_a_gain_is_shown(seed: int) -> None:
     """Up to 16 pairs of passes, all weigh the same: it is on once a pair's mean is beyond two errors and a half."""
     payoff, random = PrefetchTrial(1), np.random.default_rng(seed)
     seconds = 1e-3 * (1 + 0.2 * random.normal(size=34))
-    guessed = np.array([payoff.most(0, number) > 0 for number in range(2, 36)])
-    seconds -= 2e-4 * guessed
-    pairs = np.where(guessed, -1, 1)[:32] * seconds[:32]
+    predicted = np.array([payoff.most(0, number) > 0 for number in range(2, 36)])
+    seconds -= 2e-4 * predicted
+    pairs = np.where(predicted, -1, 1)[:32] * seconds[:32]
     savings = pairs[::2] + pairs[1::2]
     errors = [savings[:n].std() / np.sqrt(n) for n in range(1, 17)]
     shown = [n for n in range(MIN_COMPARISONS, 17) if savings[:n].mean() > 2.5 * errors[n - 1]]
@@ -333,7 +333,7 @@ def test_a_loss_costs_little(seed: int, loss: float) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_steep_growth_is_no_gain(seed: int) -> None:
-    """Passes that take 1 % longer each time: whoever goes without must not always come last."""
+    """Passes that take 1 % longer each time: steps without prefetch must not always come last."""
     run = Run(gain=-0.05, noise=0.02, seed=seed, growth=0.01).run(400)
     assert run.cost < 0.02
 
@@ -371,15 +371,15 @@ def test_what_was_a_gain_and_becomes_a_loss_is_switched_off() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_layer_where_guesses_lose_is_switched_off_alone_and_tried_again(seed: int) -> None:
+def test_a_layer_where_predictions_lose_is_switched_off_alone_and_tried_again(seed: int) -> None:
     payoff, random = PrefetchTrial(3), np.random.default_rng(seed)
     payoff.state.stage[0] = 1
     tried = []
     for number in range(1, 1200):
         for layer, loss in enumerate([0.0, 1e-3, -1e-4]):
-            guessed = payoff.most(layer, number) > 0
-            tried += [number] * (guessed and layer == 1)
-            payoff.note_event(layer, number, 1e-3 + loss * guessed + 1e-5 * random.random() * (layer == 1), 0, 0)
+            predicted = payoff.most(layer, number) > 0
+            tried += [number] * (predicted and layer == 1)
+            payoff.note_event(layer, number, 1e-3 + loss * predicted + 1e-5 * random.random() * (layer == 1), 0, 0)
     gaps = np.diff(tried)
     assert gaps[gaps > 100].tolist() == pytest.approx([PAUSE_STEPS, 2 * PAUSE_STEPS], abs=3)
     assert tried[int(np.argmax(gaps > 100))] == pytest.approx(MIN_COMPARISONS * CONTROL_EVERY, abs=1)

@@ -251,7 +251,9 @@ def test_a_real_disk_that_fills_up_in_the_middle(
         HotsetError, match=r"is too full: the pack needs 3,\d{3},\d{3} bytes more and 2,0\d\d,\d{3} are free"
     ):
         write_pack(small_disk / "pack", plan)
-    monkeypatch.setattr(Packer, "_check_room", lambda _: None)  # there was room at the start, and then others wrote
+    monkeypatch.setattr(
+        pack.PackFolder, "_check_room", lambda _: None
+    )  # there was room at the start, and then others wrote
     hog.write_bytes(bytes(700_000))
     with pytest.raises(HotsetError, match=r"is full: the pack needs [\d,]+ bytes more and [\d,]+ are free"):
         write_pack(small_disk / "pack", plan)
@@ -328,7 +330,7 @@ def test_the_journal_names_a_block_only_once_it_is_flushed(tmp_path: Path, monke
     monkeypatch.setattr(os, "pwrite", lambda h, data, at: (calls.append(("journal", h)), write(h, data, at))[1])
     monkeypatch.setattr(pack, "_pwrite", lambda h, data, at: (calls.append(("block", h)), write(h, data, at))[1])
     with begin(tmp_path / "pack", 3) as packer:
-        blocks_handle, journal_handle = packer._handle, packer.journal._handle
+        blocks_handle, journal_handle = packer._disk.blocks, packer.journal._handle
     assert calls[-6:] == [
         ("block", blocks_handle),
         ("block", blocks_handle),

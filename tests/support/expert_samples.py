@@ -92,5 +92,5 @@ def expected(sample: Sample, routing: Routing) -> Tensor:
     places = torch.from_numpy(np.ascontiguousarray(pairs)).to(DEVICE)
     slots = [sample.slot(int(expert)) for expert in event.experts]
     experts = RowExperts(sample.arena, sample.layout, sample.spec)
-    event.scatter(places, experts(event.rows(places), slots, ends))
+    event.output.scatter(places, experts(event.rows(places), slots, ends))
     return event.combine()

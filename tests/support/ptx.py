@@ -64,13 +64,16 @@ class Machine:
         if not line or line.startswith(".reg"):
             return
         operation, _, rest = line.partition(" ")
-        operands = [word.strip() for word in re.findall(r"\{[^}]*\}|\[[^]]*\]|[^,]+", rest) if word.strip()]
+        operands = [word.strip() for word in re.findall(r"\s*(\{[^}]*\}|\[[^]]*\]|[^,]+)", rest) if word.strip()]
         if operation.startswith("ld.global"):
             self._load(operation, operands)
         elif operation == "mov.b32" and operands[0].startswith("{"):
             low, high = operands[0].strip("{}").replace(" ", "").split(",")
             word = self._value(operands[1])
             self.registers[low], self.registers[high] = word & np.uint32(0xFFFF), word >> np.uint32(16)
+        elif operation == "mov.b32" and operands[1].startswith("{"):
+            low, high = (self.registers[name] for name in operands[1].strip("{}").replace(" ", "").split(","))
+            self.registers[operands[0]] = low | (high << np.uint32(16))
         else:
             with np.errstate(all="ignore"):
                 self.registers[operands[0]] = OPERATIONS[operation](*(self._value(each) for each in operands[1:]))
@@ -83,7 +86,8 @@ class Machine:
         return np.uint32(int(operand, 0) & 0xFFFFFFFF)
 
     def _load(self, operation: str, operands: list[str]) -> None:
-        address = self.registers[operands[1].strip("[]")].astype(np.uint64)
+        name, _, offset = operands[1].strip("[]").partition(" + ")
+        address = self.registers[name].astype(np.uint64) + np.uint64(offset or 0)
         kind = {"u8": np.uint8, "u16": np.uint16}.get(operation.rpartition(".")[2], np.uint32)
         for number, name in enumerate(operands[0].strip("{}").replace(" ", "").split(",")):
             found = _load(address + np.uint64(4 * number), kind)
@@ -133,9 +137,30 @@ def permuted(first: Bits, second: Bits, places: Bits) -> Bits:
 
 
 def logic(first: Bits, second: Bits, third: Bits, table: Bits) -> Bits:
-    """lop3: any function of three bits; only (a & b) | c is used."""
-    assert int(table) == 0xEA
-    return (first & second) | third
+    """lop3: any function of three bits; only (a & b) | c and (~a & b) | c are used."""
+    assert int(table) in (0xEA, 0xAE)
+    return ((first if int(table) == 0xEA else ~np.asarray(first)) & second) | third
+
+
+def as_bf16(numbers: Any) -> Bits:
+    """float32 rounded to the bits of a bfloat16."""
+    found = torch.from_numpy(np.array(numbers, np.float32)).bfloat16().view(torch.int16).numpy()
+    return np.asarray(found.view(np.uint16).astype(np.uint32))
+
+
+def by_wide_halves(a: Bits, b: Bits, c: Bits) -> Bits:
+    """fma on both bfloat16 of a register; what is used here is exact in float32 before it is rounded."""
+    found = [as_bf16(x * y + z) for x, y, z in zip(*(wide_halves(each) for each in (a, b, c)), strict=True)]
+    return found[0] | (found[1] << np.uint32(16))
+
+
+def wide_halves(bits: Bits) -> tuple[Any, Any]:
+    word = np.asarray(bits, np.uint32)
+    return floats(word << np.uint32(16)), floats(word & np.uint32(0xFFFF0000))
+
+
+def as_f16(numbers: Any) -> Bits:
+    return np.asarray(np.asarray(numbers, np.float32).astype(np.float16).view(np.uint16).astype(np.uint32))
 
 
 def e4m3(bits: Bits) -> Bits:
@@ -154,12 +179,16 @@ def fused(a: Any, b: Any, c: Any) -> Bits:
 OPERATIONS: dict[str, Callable[..., Bits]] = {
     "mov.b32": lambda a: a, "mov.f32": lambda a: a,
     "shl.b32": lambda a, b: a << b, "shr.b32": lambda a, b: a >> b, "shr.u32": lambda a, b: a >> b,
-    "and.b32": lambda a, b: a & b, "or.b32": lambda a, b: a | b, "add.u32": lambda a, b: a + b,
+    "and.b32": lambda a, b: a & b, "or.b32": lambda a, b: a | b, "xor.b32": lambda a, b: a ^ b,
+    "add.u32": lambda a, b: a + b,
     "max.u32": np.maximum, "lop3.b32": logic, "prmt.b32": permuted,
     "setp.eq.u32": lambda a, b: np.asarray(a == b).astype(np.uint32),
     "selp.b32": lambda a, b, c: np.where(np.asarray(c) != 0, a, b).astype(np.uint32),
     "cvt.f32.f16": lambda a: back(half(a)), "cvt.u16.u32": lambda a: a & np.uint32(0xFFFF),
-    "cvt.rn.f16x2.e4m3x2": e4m3,
+    "cvt.rn.f16x2.e4m3x2": e4m3, "fma.rn.bf16x2": by_wide_halves,
+    "cvt.rn.bf16x2.f32": lambda high, low: (as_bf16(floats(high)) << np.uint32(16)) | as_bf16(floats(low)),
+    "cvt.rn.f16x2.f32": lambda high, low: (as_f16(floats(high)) << np.uint32(16)) | as_f16(floats(low)),
+    "div.rn.f32": lambda a, b: back(floats(a) / floats(b)),
     "add.rn.f16x2": by_halves(lambda a, b: a + b), "fma.rn.f16x2": by_halves(lambda a, b, c: a * b + c),
     "mul.rn.f32": lambda a, b: back(floats(a) * floats(b)), "add.rn.f32": lambda a, b: back(floats(a) + floats(b)),
     "fma.rn.f32": fused,

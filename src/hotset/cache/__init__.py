@@ -1,4 +1,4 @@
-"""Who is resident: the slot table, the controller that serves events, and its counters."""
+"""Which experts are resident: the slot table, the controller that serves events, and its counters."""
 
 from hotset.cache.controller import Controller, Served
 from hotset.cache.counters import Counters

@@ -68,26 +68,13 @@ class Controller:
         self._ones = np.ones(plan.shape.experts, np.int32)
 
     def serve(self, event: Event) -> Served:
-        """Serve one event and say in plain words what happened."""
-        self._check(event)
+        """Serve one event and return what happened, for reading."""
+        _check(self.plan, event)
         experts = np.array(event.experts, np.int32)
         counts = np.array(event.counts, np.int32)
         missing = self.route(event.layer, experts, counts, event.tokens, event.phase)
         rows = self.table.loads[:missing].tolist()
         return Served(len(experts) - missing, tuple(_load(event.layer, row) for row in rows))
-
-    def _check(self, event: Event) -> None:
-        """Refuse an event that the compiled code could not serve."""
-        if not isinstance(event.experts, tuple | list) or not isinstance(event.counts, tuple | list):
-            raise HotsetError("the experts of an event and their counts are tuples of whole numbers")
-        for expert in event.experts:
-            self.plan.checked_key(ExpertKey(event.layer, expert))
-        rising = all(lower < higher for lower, higher in pairwise(event.experts))
-        if not (event.experts and rising and len(event.counts) == len(event.experts)):
-            raise HotsetError("an event names at least one expert, each once and in rising order, and a count of each")
-        choice(event.phase, Phase, "the phase of an event")
-        for number in (event.tokens, *event.counts):
-            whole(number, "the tokens of an event", 1, _MAX_TOKENS)
 
     def route(
         self,
@@ -167,11 +154,10 @@ class Controller:
                 self._kernels.seed_from_rates(self.table, self.state, layer, experts, row[experts] * part, part)
 
     def adopt(self, other: Controller) -> None:
-        """Exchange policies, with all that they learnt, with another cache of the same plan; who is resident stays."""
+        """Exchange policies, with all that they learnt, with another cache of the same plan; residency stays."""
         self.residency.changing()
         other.residency.changing()
-        names = ("policy", "state", "_kernels")
-        mine, theirs = ({name: vars(one)[name] for name in names} for one in (self, other))
+        mine, theirs = ({name: vars(one)[name] for name in ("policy", "state", "_kernels")} for one in (self, other))
         # In one call: an interrupt in between would leave kernels with the state of another policy.
         deque(map(dict.update, (vars(self), vars(other)), (theirs, mine)), maxlen=0)
 
@@ -215,6 +201,20 @@ class Controller:
         """Take up what a policy of the same kind and shape had learnt."""
         self.residency.changing()
         restore_state(self.state, saved)
+
+
+def _check(plan: SlotPlan, event: Event) -> None:
+    """Refuse an event that the compiled code could not serve."""
+    if not isinstance(event.experts, tuple | list) or not isinstance(event.counts, tuple | list):
+        raise HotsetError("the experts of an event and their counts are tuples of whole numbers")
+    for expert in event.experts:
+        plan.checked_key(ExpertKey(event.layer, expert))
+    rising = all(lower < higher for lower, higher in pairwise(event.experts))
+    if not (event.experts and rising and len(event.counts) == len(event.experts)):
+        raise HotsetError("an event names at least one expert, each once and in rising order, and a count of each")
+    choice(event.phase, Phase, "the phase of an event")
+    for number in (event.tokens, *event.counts):
+        whole(number, "the tokens of an event", 1, _MAX_TOKENS)
 
 
 def _load(layer: int, row: list[int]) -> Load:

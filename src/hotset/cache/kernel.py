@@ -82,14 +82,12 @@ def rank_missing(table: Table, state: Any, event: EventView, missing: int) -> No
 
 
 def find_victim(table: Table, state: Any, event: EventView, late: bool) -> int:
-    """The slot of the resident with the lowest score among those that may leave, or -1.
+    """The slot of the resident with the lowest score among those that may be evicted, or -1.
 
     The event's own experts stay until it is served, pins always do, and in a pool no layer is brought below its floor
     by another. Ties go to the one used longer ago, then to the lower layer and expert, so that slots never decide.
     """
-    bar = (
-        event.tick + late
-    )  # who was last used at this time or later must stay; a pin counts as used at the end of time
+    bar = event.tick + late  # what was used then or later is not evicted; a pin counts as used at the end of time
     if len(table.bounds) == 2:
         return victim_of_pool(table, state, event, bar)
     return victim_of_layer(table, state, event, bar)

@@ -18,12 +18,12 @@ class CacheMonitor:
     """Reads the log of a live cache from time to time; never on the path of a token."""
 
     def __init__(
-        self, live: Controller, say: Callable[[str], None], *, switch: bool = False, warm_pin_tokens: int = 0
+        self, live: Controller, notify: Callable[[str], None], *, switch: bool = False, warm_pin_tokens: int = 0
     ) -> None:
         self.live = live
         plain = live.policy.spec == BASELINE
-        self.comparison = None if plain else ShadowComparison(live, say, switch=switch)
-        self.warm_pin = WarmPin(live, warm_pin_tokens, say) if warm_pin_tokens else None
+        self.comparison = None if plain else ShadowComparison(live, notify, switch=switch)
+        self.warm_pin = WarmPin(live, warm_pin_tokens, notify) if warm_pin_tokens else None
         self._spans: deque[tuple[int, int, int]] = deque(maxlen=MAX_SPANS)
         self._marks: deque[Mark] = deque(maxlen=MAX_SPANS)
         self._tokens = 0
@@ -43,7 +43,9 @@ class CacheMonitor:
             return
         span = self._delta.read()
         if span[0]:
-            self._add(span)
+            self._forgotten_spans += len(self._spans) == self._spans.maxlen
+            self._spans.append(span)
+            self._tokens += span[0]
         elif self._spans:  # the rest of a pass that was polled in its middle
             tokens, hits, misses = self._spans[-1]
             self._spans[-1] = tokens, hits + span[1], misses + span[2]
@@ -67,8 +69,3 @@ class CacheMonitor:
         began = self._tokens - sum(span[0] for span in spans)
         marks = tuple(Mark(mark.tokens - began, mark.label) for mark in self._marks if mark.tokens >= began)
         return History(np.array(spans, np.int64).reshape(-1, 3), marks)
-
-    def _add(self, span: tuple[int, int, int]) -> None:
-        self._forgotten_spans += len(self._spans) == self._spans.maxlen
-        self._spans.append(span)
-        self._tokens += span[0]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from hotset.checks import choice, instance, put, shown, whole
+from hotset.checks import choice, instance, put, renamed, shown, whole
 from hotset.errors import BudgetError, HotsetError
 from hotset.shape import MAX_SLOTS, ExpertKey, ModelShape, format_size
 
@@ -22,6 +21,7 @@ class Scope(StrEnum):
     POOL = "pool"
 
 
+@renamed(ahead="prefetch_rows")
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
     """So many slots that cache, and beside them a few for staging, which experts pass, and rows for prefetch."""
@@ -43,12 +43,6 @@ class SlotPlan:
                 f"a budget of {self.slots} slots cannot hold one event ({self.shape.top_k} experts); "
                 f"the smallest that works is {self.shape.top_k} slots{self._in_bytes(self.shape.top_k)}"
             )
-
-    @property
-    def ahead(self) -> int:
-        """The earlier name of `prefetch_rows`."""
-        warnings.warn("SlotPlan.ahead is deprecated: use prefetch_rows", DeprecationWarning, 2)
-        return self.prefetch_rows
 
     @property
     def cached(self) -> int:

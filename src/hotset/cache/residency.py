@@ -41,7 +41,7 @@ class Residency:
         self._find_victim = find_victim
 
     def changing(self) -> None:
-        """Say, before looking at what is to change, that the cache is about to be changed other than by an event."""
+        """Announce, before what is to change is read, a change of the cache other than by an event."""
         self.version += 1
         self.lease.recall()
 

@@ -41,7 +41,7 @@ def phase_tokens(controller: Controller) -> Counts:
 
 
 def residency_of(controller: Controller) -> npt.NDArray[np.uint8]:
-    """Who is resident and who is pinned, as a profile keeps it."""
+    """Which experts are resident and which are pinned, as a profile keeps it."""
     resident, pinned = controller.table.slot_of >= 0, controller.table.last == FOREVER
     residency: npt.NDArray[np.uint8] = (resident * RESIDENT + pinned * PINNED).astype(np.uint8)
     return residency

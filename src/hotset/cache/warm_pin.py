@@ -1,4 +1,4 @@
-"""Warm pins: watch the first tokens, then pin the experts they used most, if a trial in the shadow says it pays."""
+"""Warm pins: watch the first tokens, then pin the experts they used most, if a trial in the shadow pays."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ RETRY = 8
 class WarmPin:
     """Observes, tries in the shadow, then pins or leaves it; unpins once that loses, and observes anew."""
 
-    def __init__(self, live: Controller, tokens: int, say: Callable[[str], None]) -> None:
+    def __init__(self, live: Controller, tokens: int, notify: Callable[[str], None]) -> None:
         self.live, self.tokens = live, tokens
         self.rounds: list[dict[str, Any]] = []
         self.chosen: list[ExpertKey] = []
-        self._say = say
-        self._begin("observing")
+        self._notify = notify
+        self._observe()
 
     def take(self, events: EventTable | None) -> None:
         """Take in what the live cache has just served; None where not all of it is known, which begins a span anew."""
@@ -45,14 +45,15 @@ class WarmPin:
         if self.state in ("trying", "protecting"):  # what was absent when it was chosen may have come
             pin_residents(self._caches[-1] if self.state == "trying" else self.live, self.chosen)
         if self._tokens() >= self.tokens * (RETRY if self.state == "declined" else 1):
-            {"observing": self._try, "trying": self._decide, "protecting": self._review}.get(self.state, self._again)()
+            steps = {"observing": self._try, "trying": self._decide, "protecting": self._review}
+            steps.get(self.state, self._observe)()
 
     def _begin(self, state: str, *shadows: Controller) -> None:
         self.state, self._caches = state, (self.live, *shadows)
         self._counted = [cache.counters() for cache in self._caches]
         self._uses: Counts = self.live.usage.counts[USES, Phase.DECODE].copy()
 
-    def _again(self) -> None:
+    def _observe(self) -> None:
         self._begin("observing")
 
     def _try(self) -> None:
@@ -66,12 +67,12 @@ class WarmPin:
     def _decide(self) -> None:
         bare, pinned = self._rate(1), self._rate(2)
         trial = f"{100 * bare:.1f} -> {100 * pinned:.1f} % hits in a trial"
-        saying = f"warm-pin: after {self.tokens} tokens, {len(self.chosen)} experts ({trial})"
+        message = f"warm-pin: after {self.tokens} tokens, {len(self.chosen)} experts ({trial})"
         pays = pinned > bare
         news = pays or not self.rounds or self.rounds[-1]["protected"]
         self.rounds.append({"predicted_points": 100 * (pinned - bare), "protected": pays, "before": self._before})
         if news:
-            self._say(f"{saying}: {'pinned from now on' if pays else 'not pinned, it does not pay'}")
+            self._notify(f"{message}: {'pinned from now on' if pays else 'not pinned, it does not pay'}")
         if pays:
             pin_residents(self.live, self.chosen)
             self._begin("protecting", self._caches[1])
@@ -86,7 +87,7 @@ class WarmPin:
             self._begin("protecting", self._caches[1])
             return
         self.live.unpin(self.chosen, WARM)
-        self._say(f"warm-pin: {100 * live:.1f} % hits with pins, {100 * bare:.1f} % without them: unpinned")
+        self._notify(f"warm-pin: {100 * live:.1f} % hits with pins, {100 * bare:.1f} % without them: unpinned")
         self._begin("observing")
 
     def _tokens(self) -> int:

@@ -20,11 +20,7 @@ _ONES = np.ones(1 << 15, np.int32)
 
 
 class ExpertBatch:
-    """The input of one layer, its pairs of token and expert sorted by expert, and the output as far as it is known.
-
-    Every pair has a place of its own in the output, and the places of a token are summed at the end, in the router's
-    order: whichever expert arrives last, the sum is the same to the last bit.
-    """
+    """The input of one layer, its pairs of token and expert sorted by expert, and the output as far as it is known."""
 
     def __init__(
         self, hidden: Tensor, index: Tensor, weights: Tensor, experts: int, predicted_ids: Tensor | None = None
@@ -45,10 +41,9 @@ class ExpertBatch:
             self.experts, self.counts = ranked.astype(np.int32), _ONES[: len(ranked)]
         else:
             self.experts, self.counts = _count(ranked[: np.searchsorted(ranked, experts)])
-        self._out: Tensor | None = None  # of pairs, weighted
-        self._unweighted: Tensor | None = None
-        self._total: Tensor | None = None
         self._computed = 0
+        complete = self.single or int(self.counts.sum()) == len(self.flat)
+        self.output = BatchOutput(hidden, weights, self.tokens, self.top_k, complete)
 
     def places(self, which: Which) -> tuple[npt.NDArray[np.int64], list[int]]:
         """The pairs of some experts, in the order in which these are given, and where each expert's pairs end."""
@@ -81,9 +76,30 @@ class ExpertBatch:
         """The input rows of some pairs; one token alone is every pair's input."""
         return self.hidden if self.tokens == 1 else self.hidden[places // self.top_k]
 
+    def combine(self) -> Tensor:
+        """The output of the layer."""
+        return self.output.combine()
+
+
+class BatchOutput:
+    """What the experts of an event computed, as far as it is known.
+
+    Every pair has a place of its own, and the places of a token are summed at the end, in the router's order: whichever
+    expert arrives last, the sum is the same to the last bit.
+    """
+
+    __slots__ = ("_hidden", "_is_complete", "_out", "_tokens", "_top_k", "_total", "_unweighted", "_weights")
+
+    def __init__(self, hidden: Tensor, weights: Tensor, tokens: int, top_k: int, is_complete: bool) -> None:
+        self._hidden, self._weights, self._tokens, self._top_k = hidden, weights, tokens, top_k
+        self._is_complete = is_complete  # the experts of all pairs are of this layer
+        self._out: Tensor | None = None  # of pairs, weighted
+        self._unweighted: Tensor | None = None
+        self._total: Tensor | None = None
+
     def scatter(self, places: Tensor, results: Tensor) -> None:
         """Take in what some experts computed, weighted by the router."""
-        weighted = results * self.weights.reshape(-1)[places].unsqueeze(-1)
+        weighted = results * self._weights.reshape(-1)[places].unsqueeze(-1)
         if self._out is None:
             self._out = self._per_pair(weighted.shape[1], weighted.dtype)
         self._out[places] = weighted
@@ -103,22 +119,22 @@ class ExpertBatch:
         self._total = total
 
     def combine(self) -> Tensor:
-        """The output of the layer."""
+        """The sum of each token."""
         if self._total is not None:
             return self._total
         if self._unweighted is not None:
-            pairs = self._unweighted.view(self.tokens, self.top_k, -1) * self.weights.unsqueeze(-1)
+            pairs = self._unweighted.view(self._tokens, self._top_k, -1) * self._weights.unsqueeze(-1)
         elif self._out is not None:
-            pairs = self._out.view(self.tokens, self.top_k, -1)
+            pairs = self._out.view(self._tokens, self._top_k, -1)
         else:
-            return torch.zeros_like(self.hidden)
+            return torch.zeros_like(self._hidden)
         summed = pairs.sum(dim=1)
-        return summed if summed.dtype is self.hidden.dtype else summed.to(self.hidden.dtype)
+        return summed if summed.dtype is self._hidden.dtype else summed.to(self._hidden.dtype)
 
     def _per_pair(self, width: int, dtype: torch.dtype) -> Tensor:
         """A row for every pair; zeros if the experts of some are not of this layer."""
-        make = torch.empty if int(self.counts.sum()) == len(self.flat) else torch.zeros
-        return make((len(self.flat), width), dtype=dtype, device=self.hidden.device)
+        make = torch.empty if self._is_complete else torch.zeros
+        return make((self._tokens * self._top_k, width), dtype=dtype, device=self._hidden.device)
 
 
 def _count(ranked: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

@@ -81,11 +81,6 @@ class Engine:
         self.device_decode = device_decode  # where the device may drive decode steps
 
     @property
-    def kind(self) -> str:
-        """What computes the experts: the type of a device, or transformers' own implementation."""
-        return "stock" if self.offload is None else self.device.type
-
-    @property
     def controller(self) -> Controller:
         """The fastest tier's cache under its policy."""
         return self.cache.controller
@@ -96,14 +91,10 @@ class Engine:
         return self.cache.controller.plan.shape
 
     @property
-    def tier(self) -> RamTier | None:
-        """The RAM tier behind a GPU, if there is one."""
-        return None if self.offload is None else self.offload.tier
-
-    @property
     def tiers(self) -> list[SlotCache]:
         """The caches that hold experts, the fastest first."""
-        return [self.cache] if self.tier is None else [self.cache, self.tier.cache]
+        tier = None if self.offload is None else self.offload.tier
+        return [self.cache] if tier is None else [self.cache, tier.cache]
 
     @property
     def prefetcher(self) -> Prefetcher | None:
@@ -150,7 +141,7 @@ class Engine:
                     self.device_decode.abandon(step)
 
     def catch_up(self) -> None:
-        """Take in all that was served so far; a device that drives itself may be ahead of the host."""
+        """Take in all that was served so far; a device that drives itself may be a step further than the host."""
         if self.device_decode is not None:
             self.device_decode.drain()
 
@@ -172,10 +163,10 @@ class Engine:
 
     def resident_bytes(self) -> dict[str, int]:
         """The bytes held, by what for."""
-        plan, tier = self.controller.plan, self.tier
+        plan = self.controller.plan
         if self.offload is None:
             return {"slots": plan.shape.total_experts * (plan.shape.expert_bytes or 0)}
-        size = self.offload.catalog.slot_bytes
+        size, tier = self.offload.catalog.slot_bytes, self.offload.tier
         return {
             "slots": plan.cached * size,
             "staging": plan.staging * size,

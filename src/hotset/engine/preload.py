@@ -154,7 +154,7 @@ class BackgroundLoader:
         self._owner = Owner()
         self._steps = steps
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hotset-warmer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hotset-preload", daemon=True)
         self._thread.start()
         atexit.register(self.stop)  # a thread that copies while the interpreter goes down takes it down with it
 

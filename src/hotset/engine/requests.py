@@ -75,7 +75,17 @@ class RequestLog:
     def all(self, loaded_bytes: int) -> list[Request]:
         """The last requests, those under way included, by number."""
         self._credit(loaded_bytes)
-        found = [_request(number, account) for number, account in sorted(self._accounts.items())]
+        found = [
+            # Layers that some of a request's tokens pass by have seen fewer.
+            Request(
+                number,
+                account.uses.copy(),
+                account.counters[:, Count.TOKENS].max(axis=1),
+                Counters(account.counters.copy()),
+                int(account.loaded_bytes[0]),
+            )
+            for number, account in sorted(self._accounts.items())
+        ]
         return [request for request in found if request.number != NO_REQUEST and request.tokens.any()]
 
     def _account(self, request: int) -> Account:
@@ -116,10 +126,3 @@ def _credit(total: Account, credited: Account, account: Account, touched: Any) -
     loaded = total.loaded_bytes[0] - credited.loaded_bytes[0]
     account.loaded_bytes[0] += loaded
     credited.loaded_bytes[0] += loaded
-
-
-def _request(number: int, account: Account) -> Request:
-    """A copy of what is known of a request; layers that some of its tokens pass by have seen fewer."""
-    tokens: Counts = account.counters[:, Count.TOKENS].max(axis=1)
-    counters = Counters(account.counters.copy())
-    return Request(number, account.uses.copy(), tokens, counters, int(account.loaded_bytes[0]))

@@ -107,7 +107,7 @@ class EngineStats:
         return recorder if recorder is not None and recorder.number == step.recording else None
 
     def record(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> None:
-        """Note what one layer routed, if a recording is on, and what the routers ahead make of its input."""
+        """Note what one layer routed, if a recording is on, and what the next routers predict from its input."""
         recorder = self.recorder_of(step)
         if recorder is None:
             return

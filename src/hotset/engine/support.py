@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from hotset.cache.plan import Scope
 from hotset.engine.kernels.spec import ExpertSpec
+from hotset.forecasts import Forecast
 from hotset.policies import Policy
 from hotset.shape import ModelShape
 from hotset.store import SlotLayout
@@ -26,12 +27,12 @@ class DeviceSupport:
         *,
         page_locked: bool = True,
         ram_holds_all: bool = True,
-        forecast: str | None = None,
+        forecast: Forecast | None = None,
         encoder_decoder: bool = False,
     ) -> list[str]:
         """All reasons against it, the one to be told first; none if the device can.
 
-        `forecast` is one that was asked for by name: the device knows only `gate`.
+        `forecast` is one that was asked for by name.
         """
         if find_spec("triton") is None:
             return ["Triton is missing"]
@@ -42,7 +43,7 @@ class DeviceSupport:
             "the decode steps of encoder-decoder models are not captured" if encoder_decoder else None,
             None if page_locked else "the system refused to lock the RAM tier's memory",
             None if ram_holds_all else "the RAM tier does not hold all experts: give it more by --host-memory",
-            None if forecast in (None, "gate") else f"the forecast {forecast} is made by the host",
+            None if forecast is None or forecast.on_device else f"the forecast {forecast.name} is made by the host",
             Plan.supports(policy, scope),
         ]
         for spec, layout in layers:

@@ -71,7 +71,7 @@ class RamTier:
     def _load(
         self, layer: int, experts: list[int], counts: list[int], phase: Phase, before_reading: Callable[[], None]
     ) -> Iterator[tuple[int, int]]:
-        """Yield as many experts as there is staging for: those in memory first; `mend` is for what breaks it off."""
+        """Yield as many experts as there is staging for: those in memory first; `repair` is for what breaks it off."""
         named = np.array(experts, np.int32)
         self._begun = layer, named[self.cache.slots_of(layer, named) < 0].tolist()
         self._transfer = ReadTransfer()
@@ -88,7 +88,7 @@ class RamTier:
                 yield expert, where.pop(expert)
         self._begun = None
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Put the tier in order after an event that was broken off anywhere; the engine that it serves calls this.
 
         Not done where the event ends: a generator that was left is closed at any time, and by any thread.

@@ -26,29 +26,29 @@ class Steps(NamedTuple):
 
 
 def observe_one(
-    state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int, guesses: Any
+    state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int, predicted: Any
 ) -> None:
     """Learn from one event given by its parts."""
-    observe(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses))
+    observe(state, Seen(layer, experts, counts, tokens, phase, request, token, predicted))
 
 
 def probabilities_one(
-    state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int, guesses: Any,
-    target: int, distance: int, out: Any
+    state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int,
+    predicted: Any, target: int, distance: int, out: Any
 ) -> None:  # fmt: skip
     """Fill the probabilities of a layer ahead, once the event given by its parts is observed."""
-    probabilities(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
+    probabilities(state, Seen(layer, experts, counts, tokens, phase, request, token, predicted), target, distance, out)
 
 
 def pick_one(
-    state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int, guesses: Any,
-    target: int, distance: int, slot_of: Any, least: float, out: Any, picked: Any
+    state: Any, layer: int, experts: Any, counts: Any, tokens: int, phase: int, request: int, token: int,
+    predicted: Any, target: int, distance: int, slot_of: Any, least: float, out: Any, picked: Any
 ) -> int:  # fmt: skip
     """Fill in the likeliest experts of a layer ahead that have no slot, best first; returns how many there are.
 
     The probabilities of those picked are left in `out`; at most as many are picked as there are places.
     """
-    probabilities(state, Seen(layer, experts, counts, tokens, phase, request, token, guesses), target, distance, out)
+    probabilities(state, Seen(layer, experts, counts, tokens, phase, request, token, predicted), target, distance, out)
     for place in range(len(picked)):
         best = -1
         for expert in range(len(out)):

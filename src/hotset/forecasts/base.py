@@ -36,7 +36,7 @@ class Seen(NamedTuple):
     phase: int
     request: int
     token: int  # id of the token that the pass computes, -1 if not known or if there are several
-    guesses: Any  # int16 [distances, width]: what the routers of the next layers make of this layer's input; -1: none
+    predictions: Any  # int16 [distances, width]: what the next routers make of this layer's input; -1: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,5 +45,6 @@ class Forecast(Named):
 
     probabilities: ClassVar[Callable[..., Any]]
     uses_tokens: ClassVar[bool] = False  # it goes by which token is computed, where that is known
-    needs: ClassVar[str] = ""  # what a trace must hold beside the experts: "guesses" or "token_ids"
+    needs: ClassVar[str] = ""  # what a trace must hold beside the experts: "predictions" or "token_ids"
+    on_device: ClassVar[bool] = False  # a GPU that drives itself has its rules, too
     renamed: ClassVar[dict[str, str]] = {"chances": "probabilities"}

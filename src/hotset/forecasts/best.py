@@ -29,7 +29,7 @@ COMMON = RATES + 3
 
 MEAN, LIFT, WORD, ROUTER, EARLIER = 0, 1, 2, 3, 4
 MEMBERS = 5
-"""Features by distance: transitions in two views, the token, the routers, and what was said a layer ago."""
+"""Features by distance: transitions in two views, the token, the routers, and what was predicted a layer ago."""
 
 
 class BestState(NamedTuple):
@@ -44,7 +44,7 @@ class BestState(NamedTuple):
     common: Any  # float64 [layers, COMMON, padded experts]
     members: Any  # float64 [distances, layers, MEMBERS, padded experts]
     value: Any  # float64 [distances, layers, padded experts], log-odds of use
-    kind: Any  # int8 [distances, layers], of what was said; 0: of this pass, 1: of the next, 2 and 3: of several tokens
+    kind: Any  # int8 [distances, layers], of predictions; 0: of this pass, 1: of the next, 2 and 3: of several tokens
     weights: (
         Any  # float64 [kinds, distances, COMMON + MEMBERS]: in the pass and in the next, the same for several tokens
     )

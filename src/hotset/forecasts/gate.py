@@ -101,9 +101,9 @@ def _rank(state: GateState, predicted: Any) -> None:
 def _keep(row: Any, seen: Seen, d: int) -> None:
     """Copy the predictions without gaps and repetitions."""
     kept = 0
-    if d < seen.guesses.shape[0]:
-        for i in range(seen.guesses.shape[1]):
-            expert, known = seen.guesses[d, i], False
+    if d < seen.predictions.shape[0]:
+        for i in range(seen.predictions.shape[1]):
+            expert, known = seen.predictions[d, i], False
             for j in range(kept):
                 known |= row[j] == expert
             if expert >= 0 and not known:
@@ -114,7 +114,7 @@ def _keep(row: Any, seen: Seen, d: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate(Forecast, name="gate", observe=observe, probabilities=probabilities, needs="guesses"):
+class Gate(Forecast, name="gate", observe=observe, probabilities=probabilities, needs="predictions", on_device=True):
     """The probability of each expert by the rank at which the target layer's router predicted it."""
 
     def start(self, shape: ModelShape) -> GateState:

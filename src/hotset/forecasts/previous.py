@@ -40,7 +40,7 @@ def bucket_of(age: int) -> Any:
 
 @compiled
 def observe(state: PreviousState, seen: Seen) -> None:
-    """Judge the buckets by new tokens, then note who was used; of a prompt, about when its last token to do so ran."""
+    """Judge the buckets by new tokens, then note what was used; of a prompt, about when its last token to do so ran."""
     layer = seen.layer
     if seen.phase == 1:
         for e in range(state.last.shape[1]):

@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba import types
 
 from hotset.compiling import keep_callback
+from hotset.formats import _pair_rows as p
 from hotset.formats import _rows as r
 from hotset.formats import _vector_memory as m
 from hotset.formats import _vector_types as t
@@ -219,17 +220,23 @@ def row_kernels(dtype: str, kind: str, outputs: int) -> r.RowKernels | None:
     """The kernels of matrices in blocks of a kind; None where there are none."""
     if dtype not in r.TYPES or kind not in WEIGHTS or not outputs or not t.has_half():
         return None
-    return r.RowKernels(_product(kind), _expand(kind), w.arranged(32, 1, False, False), 32, False, False)
+    pairs = dtype == "bfloat16" and t.has_pairs()
+    product = _product(kind, (r.TYPES[dtype],), pairs)
+    return r.RowKernels(product, _expand(kind), w.arranged(32, 1, pairs, False), 32, pairs, False)
 
 
 @cache
-def _product(kind: str) -> int:
+def _product(kind: str, settings: tuple[int, ...], pairs: bool) -> int:
+    """Of weights rounded to the type computed in, as the decoder's are; settings: that type."""
     weights = WEIGHTS[kind]
 
-    def blocks(args):
-        r.multiply(args, r.step_32, r.steps_32, weights, ())
+    def by_pairs(args):
+        r.multiply(args, p.step_rounded, p.steps_rounded, weights, settings)
 
-    return keep_callback(blocks)
+    def blocks(args):
+        r.multiply(args, r.step_typed, r.steps_typed, weights, settings)
+
+    return keep_callback(by_pairs if pairs else blocks)
 
 
 @cache

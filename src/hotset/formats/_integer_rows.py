@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
 """Integers in groups for the kernels of a CPU.
 
-The definition rounds a weight to the type of its scale. Where the type computed in has more digits, so do products, by
-a table of the 16 rounded weights of a group. Elsewhere they go without: the scale of a group is multiplied with the sum
-of its products, which is three times as fast, and within what the type computed in can tell.
+The definition rounds a weight to the type of its scale, and so do products, by a table of the 16 weights of a group for
+codes of 4 bits. Without that the scale of a group could be multiplied with the sum of its products, which is faster:
+it is done where weights need no rounding, since their scales have few digits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from hotset.compiling import keep_callback
 from hotset.formats import _code_rows as c
+from hotset.formats import _pair_rows as p
 from hotset.formats import _rows as r
 from hotset.formats import _vector_memory as m
 from hotset.formats import _vector_types as t
@@ -30,33 +31,43 @@ def scale_at(address, kind, number):
 
 
 @r.inlined
-def as_scale(numbers, kind):
-    """Numbers rounded to the type of a scale."""
-    if kind == 1:
-        return v.rounded_bfloat16(numbers)
-    if kind == 2:
-        return v.rounded_float16(numbers)
-    return numbers
+def group_of(settings, parts, shape, row, block):
+    """The scale and the zero point of a block of 32 inputs."""
+    bits, group, kind, zeros, _rounds, _type = settings
+    number = row * (shape[r.INPUTS] // group) + 32 * block // group if group else row
+    middle = m.uint8_at(parts[2] + number) if zeros else (8 if bits == 4 else 128)
+    return v.spread(scale_at(parts[1], kind, number)), v.spread(np.float32(middle))
+
+
+@r.inlined
+def as_defined(numbers, settings):
+    """Weights rounded to the scale's type, and to the type computed in."""
+    return r.as_type(r.as_type(numbers, settings[2] if settings[4] else 0), settings[5])
+
+
+@r.inlined
+def table(settings, parts, shape, row, block):
+    """The 16 weights of the group of a block; settings as those of `weights`."""
+    scale, zero = group_of(settings, parts, shape, row, block)
+    return as_defined(v.multiply(v.subtract(v.counting(), zero), scale), settings)
 
 
 @r.inlined
 def weights(settings, parts, shape, row, block):
-    """32 weights of a row; settings: bits, inputs of a group or 0, the scale's type, whether there are zero points, and
-    whether to round to the scale's type."""
-    bits, group, kind, zeros, rounds = settings
-    inputs = shape[r.INPUTS]
-    number = row * (inputs // group) + 32 * block // group if group else row
-    middle = m.uint8_at(parts[2] + number) if zeros else (8 if bits == 4 else 128)
-    scale, zero = v.spread(scale_at(parts[1], kind, number)), v.spread(np.float32(middle))
-    if bits == 4:
-        table = v.multiply(v.subtract(v.counting(), zero), scale)
-        table = as_scale(table, kind) if rounds else table
-        codes = m.load_bytes(parts[0] + row * (inputs // 2) + 16 * block)
-        return v.lookup(table, codes), v.lookup(table, v.shift_right(codes, 4))
-    at = parts[0] + row * inputs + 32 * block
+    """32 weights of a row.
+
+    Settings: bits, inputs of a group or 0, the scale's type, whether there are zero points, whether to round to the
+    scale's type, and to which other type.
+    """
+    if settings[0] == 4:
+        numbers = table(settings, parts, shape, row, block)
+        codes = m.load_bytes(parts[0] + row * (shape[r.INPUTS] // 2) + 16 * block)
+        return v.lookup(numbers, codes), v.lookup(numbers, v.shift_right(codes, 4))
+    scale, zero = group_of(settings, parts, shape, row, block)
+    at = parts[0] + row * shape[r.INPUTS] + 32 * block
     first = v.multiply(v.subtract(v.as_floats(m.load_bytes(at)), zero), scale)
     last = v.multiply(v.subtract(v.as_floats(m.load_bytes(at + 16)), zero), scale)
-    return (as_scale(first, kind), as_scale(last, kind)) if rounds else (first, last)
+    return as_defined(first, settings), as_defined(last, settings)
 
 
 @r.inlined
@@ -104,16 +115,19 @@ def row_kernels(
     """The kernels of matrices of this shape in a format of integers; None where there are none."""
     if dtype not in r.TYPES or inputs % 32 or group % 32 or not outputs or not t.can_compute(dtype, scales):
         return None
-    kind = SCALES[scales]
-    exact = (bits, group, kind, int(zeros), 1)
-    expand = _expand(exact, bits == 4)
-    fits = inputs >= 128 and (group in (32, 64) or group % 128 == 0) and (inputs % 128 == 0 or group in (32, 64))
+    kind, own, shares = SCALES[scales], r.TYPES[dtype], 2 if bits == 4 else 1
+    options = (bits, group, kind, int(zeros))
+    expand = _expand((*options, 1, 0), bits == 4)
+    pairs = dtype == "bfloat16" and t.has_pairs()
+    fits = inputs >= 128 and (group in (32, 64) or (group % 128 == 0 and inputs % 128 == 0))
     if bits == 4 and not rounds and fits and t.has_lookup():
-        pairs = dtype == "bfloat16" and t.has_pairs()
         product = _product_of_codes((c.MIDDLE_CODES, int(zeros), group, kind), pairs)
         return r.RowKernels(product, expand, w.arranged(128, 4 if pairs else 8, pairs, zeros), 128, pairs, zeros)
-    product = _product((*exact[:4], int(rounds)))
-    return r.RowKernels(product, expand, w.arranged(32, 2 if bits == 4 else 1, False, False), 32, False, False)
+    if pairs:  # which round to bfloat16 by themselves
+        product = _product_of_pairs((*options, int(rounds and scales != dtype), 0))
+    else:
+        product = _product((*options, int(rounds), own if rounds and kind != own else 0))
+    return r.RowKernels(product, expand, w.arranged(32, shares, pairs, False), 32, pairs, False)
 
 
 @cache
@@ -122,6 +136,17 @@ def _product(settings: tuple[int, ...]) -> int:
         r.multiply(args, r.step_32, r.steps_32, weights, settings)
 
     return keep_callback(kernel)
+
+
+@cache
+def _product_of_pairs(settings: tuple[int, ...]) -> int:
+    def by_table(args):
+        r.multiply(args, p.step_table, p.steps_table, table, settings)
+
+    def by_weights(args):
+        r.multiply(args, p.step_rounded, p.steps_rounded, weights, settings)
+
+    return keep_callback(by_table if settings[0] == 4 else by_weights)
 
 
 @cache

@@ -6,14 +6,13 @@ instructions; the order of inputs says where each has to lie so that it meets it
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable
 
-from hotset.formats.base import UnitAssembly, UnitProduct
-
-NATURAL, NIBBLES, BYTES = 0, 1, 2
-"""Orders of inputs: as they are; nibbles n and n + 4 of a word paired; bytes n and n + 2 of a word paired."""
+NATURAL, NIBBLES, BYTES, HALVES, HALVES_OF_64, HALVES_OF_128 = range(6)
+"""Orders of inputs: as they are; nibbles n and n + 4 of a word paired; bytes n and n + 2 of a word paired; the nibbles
+where the upper ones of some bytes are the second half of 32, 64 or 128 inputs."""
+HALF = "half"
+"""Scales of float16 whose products with codes are float32."""
 CONVERTS_E4M3 = 89
 """The compute capability from which on devices widen E4M3 themselves."""
 
@@ -52,9 +51,9 @@ class Assembly:
         """A word moved to the left, or to the right."""
         return word if not left else self.new("shl.b32" if left > 0 else "shr.b32", word, abs(left))
 
-    def joined(self, word: str, mask: int, magic: int) -> str:
-        """Some bits of a word, the rest those of a constant: one instruction."""
-        return self.new("lop3.b32", word, hex(mask), self.constant(magic), "0xEA")
+    def joined(self, word: str, mask: int, magic: int, *, turned: bool = False) -> str:
+        """Some bits of a word, or what they are not, the rest those of a constant: one instruction."""
+        return self.new("lop3.b32", word, hex(mask), self.constant(magic), "0xAE" if turned else "0xEA")
 
     def signed(self, word: str, sign_left: int, rest_left: int, sign: int, rest: int) -> str:
         """Signs and the other bits of the codes of a word, each moved to their place."""
@@ -66,6 +65,18 @@ class Assembly:
         low, high = self.register("b16"), self.register("b16")
         self.line(f"mov.b32 {{{low}, {high}}}, {pair}")
         return self.new("cvt.f32.f16", low, kind="f32"), self.new("cvt.f32.f16", high, kind="f32")
+
+    def rounded(self, low: str, high: str, to: str) -> tuple[str, str]:
+        """Two float32 rounded to a type, as float32 again."""
+        if to == "float32":
+            return low, high
+        if to == "bfloat16":
+            return self.wide_halves(self.new("cvt.rn.bf16x2.f32", high, low))
+        return self.halves(self.new("cvt.rn.f16x2.f32", high, low))
+
+    def wide_halves(self, pair: str) -> tuple[str, str]:
+        """Both bfloat16 of a pair as float32."""
+        return self.new("shl.b32", pair, 16), self.new("and.b32", pair, "0xFFFF0000")
 
     @property
     def text(self) -> str:
@@ -85,10 +96,10 @@ def fp4_pairs(to: Assembly, word: str, zero: str | None) -> list[str]:  # noqa: 
     return first + [to.new("and.b32", half, "0xFF00FF00") for half in (low, high)]
 
 
-def int4_pairs(to: Assembly, word: str, zero: str | None) -> list[str]:
+def int4_pairs(to: Assembly, word: str, zero: str | None, middle: int = 8) -> list[str]:
     """Codes below the exponent of 1024, or of 64 with the next nibble, less that and the zero point."""
     upper, pairs = to.new("shr.b32", word, 8), []
-    low, high = to.constant(0xE408E408), to.constant(0xD480D480)  # -1032, -72
+    low, high = (to.constant(first + 0x10001 * step * middle) for first, step in ((0xE400E400, 1), (0xD400D400, 16)))
     if zero is not None:
         both = to.new("prmt.b32", zero, zero, "0x1010")
         low = to.new("or.b32", both, "0xE400E400")
@@ -107,6 +118,33 @@ def int8_pairs(to: Assembly, word: str, zero: str | None) -> list[str]:
         less = to.new("or.b32", to.new("prmt.b32", zero, zero, "0x1010"), "0xE400E400")
     numbers = [to.new("prmt.b32", word, to.constant(0x64646464), places) for places in ("0x5250", "0x5351")]
     return [to.new("add.rn.f16x2", each, less) for each in numbers]
+
+
+def signed_int8_pairs(to: Assembly, word: str, zero: str | None) -> list[str]:
+    """The same of two's complements."""
+    return int8_pairs(to, to.new("xor.b32", word, "0x80808080"), zero)
+
+
+def wide_int4_pairs(to: Assembly, word: str, zero: str | None) -> list[str]:
+    """As bfloat16: codes below the exponent of 128, less that and the zero point."""
+    less = to.constant(0xC308C308)  # -136
+    if zero is not None:
+        less = to.new("or.b32", to.new("prmt.b32", zero, zero, "0x1010"), "0xC300C300")
+    numbers = [to.joined(to.shifted(word, -4 * place), 0x000F000F, 0x43004300) for place in range(4)]
+    return [to.new("fma.rn.bf16x2", each, to.constant(0x3F803F80), less) for each in numbers]
+
+
+def wide_int8_pairs(to: Assembly, word: str, zero: str | None) -> list[str]:
+    """As bfloat16: seven bits below the exponent of 128, less 128 or twice that by the eighth; then the zero point."""
+    pairs = []
+    for source in (word, to.new("shr.b32", word, 8)):
+        low = to.joined(source, 0x007F007F, 0x43004300)
+        less = to.joined(source, 0x00800080, 0x43004300, turned=True)
+        pairs.append(to.new("fma.rn.bf16x2", less, to.constant(0xBF80BF80), low))
+    if zero is None:
+        return pairs
+    own = wide_int8_pairs(to, to.new("prmt.b32", zero, zero, "0x1010"), None)[0]
+    return [to.new("fma.rn.bf16x2", own, to.constant(0xBF80BF80), each) for each in pairs]
 
 
 def e4m3_pairs(to: Assembly, word: str, zero: str | None) -> list[str]:  # noqa: ARG001 - it has none
@@ -143,7 +181,7 @@ def scale_of(to: Assembly, kind: str, code: str) -> str:
         return to.new("selp.b32", to.constant(0x7FC00000), power, none)
     if kind == "bfloat16":
         return to.new("shl.b32", code, 16)
-    if kind == "float16":
+    if kind in ("float16", HALF):
         half = to.register("b16")
         to.line(f"cvt.u16.u32 {half}, {code}")
         return to.new("cvt.f32.f16", half, kind="f32")
@@ -157,61 +195,3 @@ def e4m3_scales(to: Assembly, code: str, capability: int) -> tuple[str, str]:
     apart = to.new("prmt.b32", code, to.constant(0), "0x4140")  # each byte to the lower half of a half-word
     low, high = to.halves(shifted_e4m3_pairs(to, apart, None)[0])
     return to.new("mul.rn.f32", low, "0f43800000", kind="f32"), to.new("mul.rn.f32", high, "0f43800000", kind="f32")
-
-
-def _times(to: Assembly, pairs: Sequence[str], inputs: Sequence[str], total: str | None) -> str | None:
-    """The products of some pairs with their inputs, one after another onto a sum in float32."""
-    numbers = [half for pair in pairs for half in to.halves(pair)]
-    for number, given in zip(numbers, inputs, strict=True):
-        if total is None:
-            total = to.new("mul.rn.f32", number, given, kind="f32")
-        else:
-            total = to.new("fma.rn.f32", number, given, total, kind="f32")
-    return total
-
-
-_CODES: dict[str, tuple[Pairs, int, float, int]] = {
-    "fp4": (fp4_pairs, 8, 2.0**14, NIBBLES),
-    "int4": (int4_pairs, 8, 1.0, NIBBLES),
-    "int8": (int8_pairs, 4, 1.0, BYTES),
-    "e4m3": (e4m3_pairs, 4, 1.0, NATURAL),
-    "shifted e4m3": (shifted_e4m3_pairs, 4, 2.0**8, BYTES),
-    "e5m2": (e5m2_pairs, 4, 1.0, BYTES),
-}
-"""By the kind of codes: how pairs are made, how many codes a word has, what is too small by how much, and the order."""
-
-
-@cache
-def assembled(codes: str, scale: str, zeros: bool, capability: int) -> UnitAssembly:
-    """The product of a unit of codes and a scale of some kind, in float32; the scale comes last, once."""
-    if codes == "e4m3" and capability < CONVERTS_E4M3:
-        codes = "shifted e4m3"
-    pairs, per_word, small, order = _CODES[codes]
-    to, count = Assembly(), 4 * per_word
-    inputs = [f"${5 + place}" for place in range(count)]
-    code, zero = f"${5 + count}", f"${6 + count}" if zeros else None
-    factors = e4m3_scales(to, code, capability) if scale == "e4m3" else (scale_of(to, scale, code),)
-    sums = []
-    for part in range(len(factors)):
-        total = None
-        for number in range(4 * part // len(factors), 4 * (part + 1) // len(factors)):
-            own = inputs[number * per_word : (number + 1) * per_word]
-            total = _times(to, pairs(to, f"${1 + number}", zero), own, total)
-        if small != 1.0:
-            total = to.new("mul.rn.f32", total, f"0f{_bits(small):08X}", kind="f32")
-        sums.append(to.new("mul.rn.f32", total, factors[part], kind="f32"))
-    while len(sums) > 1:
-        sums[:2] = [to.new("add.rn.f32", sums[0], sums[1], kind="f32")]
-    to.line(f"mov.f32 $0, {sums[0]}")
-    return UnitAssembly(to.text, ",".join(["=f", *["r"] * 4, *["f"] * count, "r", *["r"] * zeros]), order)
-
-
-def product_of(codes: str, scale: str, scale_bytes: int, *, zeros: bool = False, **options: int) -> UnitProduct:
-    """How units of codes and scales of some kind are multiplied."""
-    per_unit = 4 * _CODES[codes][1]
-    return UnitProduct(partial(assembled, codes, scale, zeros), per_unit, scale_bytes, zeros=zeros, **options)
-
-
-def _bits(number: float) -> int:
-    found: int = struct.unpack("<I", struct.pack("<f", number))[0]
-    return found

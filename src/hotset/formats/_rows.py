@@ -66,6 +66,16 @@ def number_at(address, kind):
 
 
 @inlined
+def as_type(numbers, kind):
+    """Numbers rounded to a type; float32 is what they are."""
+    if kind == 1:
+        return v.rounded_bfloat16(numbers)
+    if kind == 2:
+        return v.rounded_float16(numbers)
+    return numbers
+
+
+@inlined
 def put(address, kind, number):
     """Store a result in the type of the output."""
     if kind == 1:
@@ -198,6 +208,26 @@ def steps_32(values, settings, parts, shape, row, block, xs, sums):
     """The same of four tokens."""
     first, last = values(settings, parts, shape, row, block)
     at = 128 * block
+    return (
+        add_32(first, last, xs[0] + at, sums[0]),
+        add_32(first, last, xs[1] + at, sums[1]),
+        add_32(first, last, xs[2] + at, sums[2]),
+        add_32(first, last, xs[3] + at, sums[3]),
+    )
+
+
+@inlined
+def step_typed(values, settings, parts, shape, row, block, x, sums):
+    """Sums with the products of 32 inputs added, of weights rounded to the type that the first setting says."""
+    first, last = values(settings, parts, shape, row, block)
+    return add_32(as_type(first, settings[0]), as_type(last, settings[0]), x + 128 * block, sums)
+
+
+@inlined
+def steps_typed(values, settings, parts, shape, row, block, xs, sums):
+    """The same of four tokens."""
+    found = values(settings, parts, shape, row, block)
+    first, last, at = as_type(found[0], settings[0]), as_type(found[1], settings[0]), 128 * block
     return (
         add_32(first, last, xs[0] + at, sums[0]),
         add_32(first, last, xs[1] + at, sums[1]),

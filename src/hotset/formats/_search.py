@@ -15,12 +15,16 @@ STEPS = {4: [0.8 + 0.025 * step for step in range(19)], 8: [0.98 + 0.005 * step 
 BELOW = 2
 """E2M1's largest number is 6, between 2^2 and 2^3: its exponent lies so far below that of the largest number."""
 LARGEST_EXPONENT = 254
+SHORT_DIGITS = 5
+"""Of a scale whose products with codes of 4 bits, which have 3 digits, are bfloat16 numbers, which have 8."""
 
 
-def integer_groups(groups: Tensor, bits: int, scales: str, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def integer_groups(
+    groups: Tensor, bits: int, scales: str, importance: Tensor | None = None, *, short: bool = False
+) -> tuple[Tensor, Tensor]:
     """Codes and scales of numbers [..., of a group]: float32 in, bytes and scales of the named type out.
 
-    The error of each number counts by the importance of its input, where that is known.
+    The error of each number counts by the importance of its input, where that is known. Short scales have few digits.
 
     The number of largest size, whichever sign it has, is tried at the last negative code, which has one more than the
     positive side; the best of these scales is then replaced by that which fits its codes best.
@@ -29,12 +33,12 @@ def integer_groups(groups: Tensor, bits: int, scales: str, importance: Tensor | 
     largest = groups.gather(-1, _finite(groups).abs().argmax(-1, keepdim=True))
     best = _Best(groups, importance)
     for share in STEPS[bits]:
-        best.take(*_codes(groups, largest * (-share / middle), bits, scales))
+        best.take(*_codes(groups, largest * (-share / middle), bits, scales, short))
     numbers = best.codes.float() - middle
     weighted = numbers if importance is None else numbers * importance
     squares = (weighted * numbers).sum(-1, keepdim=True)
     fitted = (weighted * groups).sum(-1, keepdim=True) / torch.where(squares == 0, 1, squares)
-    best.take(*_codes(groups, fitted, bits, scales))
+    best.take(*_codes(groups, fitted, bits, scales, short))
     return best.codes, best.scales.squeeze(-1)
 
 
@@ -76,13 +80,19 @@ class _Best:
         self.scales = torch.where(better, scales, self.scales) if len(self.scales) else scales
 
 
-def _codes(groups: Tensor, wanted: Tensor, bits: int, scales: str) -> tuple[Tensor, Tensor, Tensor]:
+def _codes(groups: Tensor, wanted: Tensor, bits: int, scales: str, short: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The codes next to numbers at scales rounded to their type, those scales, and what both stand for."""
-    middle, kept = 1 << (bits - 1), wanted.to(element_type(scales))
+    middle, kept = 1 << (bits - 1), (_shortened(wanted) if short else wanted).to(element_type(scales))
     factors = kept.float()
     shares = torch.where(factors == 0, 0, groups / factors)
     whole = shares.round().clamp(-middle, middle - 1)
     return (whole + middle).to(torch.uint8), kept, whole * factors
+
+
+def _shortened(numbers: Tensor) -> Tensor:
+    """Numbers rounded to few digits."""
+    fraction, exponent = torch.frexp(numbers)
+    return torch.ldexp((fraction * (1 << SHORT_DIGITS)).round(), exponent - SHORT_DIGITS)
 
 
 def _finite(groups: Tensor) -> Tensor:

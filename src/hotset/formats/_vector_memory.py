@@ -131,6 +131,22 @@ def load_bfloat16(b, address):
     return b.bitcast(b.shl(bits, same(I32, 16)), vector(F32))
 
 
+@operation(words, types.int64)
+def load_nibbles(b, address):
+    """16 bytes as words, and the same without their low halves; what is above the lowest 4 bits belongs to others."""
+    codes = b.zext(load_value(b, address, vector(I8)), vector(I16))
+    twice = b.shuffle_vector(codes, codes, order(*range(LANES), *range(LANES)))
+    return b.lshr(twice, ir.Constant(vector(I16, 2 * LANES), [0] * LANES + [4] * LANES))
+
+
+@operation(types.void, types.int64, types.int64, types.int64)
+def copy_words(b, source, target, shares):
+    """Put 32 words as they are, or in two shares: those at even places, then those at odd ones."""
+    whole = load_value(b, source, vector(I16, 32))
+    apart = b.shuffle_vector(whole, whole, order(*range(0, 32, 2), *range(1, 32, 2)))
+    store_value(b, target, b.select(b.icmp_signed("==", shares, ir.Constant(I64, 2)), apart, whole))
+
+
 @operation(types.void, types.int64, types.int64)
 def take_apart(b, source, target):
     """Put 128 words so that every fourth follows the other: the first of each four, then the second..."""

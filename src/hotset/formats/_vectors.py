@@ -262,6 +262,14 @@ def lookup_words(b, table, codes):
     return call(b, "llvm.x86.avx512.permvar.hi.512", vector(I16, PAIRED), table, codes)
 
 
+@operation(words, floats, floats)
+def rounded_words(b, first, last):
+    """Numbers rounded to bfloat16: 16, then 16 more."""
+    _asm_parser()
+    kind = ir.FunctionType(vector(I16, PAIRED), [first.type, last.type])
+    return b.asm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v", [first, last], side_effect=False)
+
+
 @operation(floats, floats, words, words)
 def add_pairs(b, sums, x, y):
     """Sums with the products of two bfloat16 numbers added to each."""
@@ -272,5 +280,5 @@ def add_pairs(b, sums, x, y):
 
 @cache
 def _asm_parser() -> None:
-    """LLVM's name of the instruction has changed its types between versions; the processor's has not."""
+    """LLVM's names of these instructions have changed their types between versions; the processor's have not."""
     binding.initialize_native_asmparser()

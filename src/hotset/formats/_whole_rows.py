@@ -76,6 +76,23 @@ def one_by_one(raw, out, kind, block, shares, pairs, known):
 
 
 @inlined
+def put_in_order(raw, out, kind, block, shares, pairs, known):
+    """The same, by vectors where that is possible."""
+    if pairs and block == 128 and known == 0:
+        m.take_apart(raw, out)
+    elif pairs and block == 32:
+        m.copy_words(raw, out, shares)
+    elif block == 32 and kind == 1:
+        first, last = m.load_bfloat16(raw), m.load_bfloat16(raw + 32)
+        if shares == 2:
+            first, last = v.even_places(first, last), v.odd_places(first, last)
+        m.store_float32(out, first)
+        m.store_float32(out + 64, last)
+    else:
+        one_by_one(raw, out, kind, block, shares, pairs, known)
+
+
+@inlined
 def arrange(args, block, shares, pairs, sums):
     """Put each block of a token's inputs as so many shares, of every so manyth, one after another; a tile is a job."""
     shape = shape_of(args)
@@ -93,16 +110,7 @@ def arrange(args, block, shares, pairs, sums):
                 begin = min(block * number, width - block)
                 known = block * number - begin  # inputs that the block before has had
                 at = x + put_item * block * number
-                if pairs and known == 0:
-                    m.take_apart(raw + 2 * begin, at)
-                elif block == 32 and kind == 1:
-                    first, last = m.load_bfloat16(raw + 2 * begin), m.load_bfloat16(raw + 2 * begin + 32)
-                    if shares == 2:
-                        first, last = v.even_places(first, last), v.odd_places(first, last)
-                    m.store_float32(at, first)
-                    m.store_float32(at + 64, last)
-                else:
-                    one_by_one(raw + item * begin, at, kind, block, shares, pairs, known)
+                put_in_order(raw + item * begin, at, kind, block, shares, pairs, known)
                 if sums:
                     for lane in range(16):
                         whole = m.float_of(0)

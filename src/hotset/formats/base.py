@@ -71,6 +71,22 @@ class UnitProduct(NamedTuple):
     zeros: bool = False  # whether the third part is a byte for each scale
     whole: int = 0  # whether the third part is a scale of the matrix: 1 to multiply by, 2 to divide by
     matrices: int = 1  # below each other, each with such a scale
+    early: bool = False  # whether that one is given to the PTX, in the place of a zero point
+    blocks: int = 0  # the kind of blocks that codes lie in together with their scales; 0: in parts of their own
+    loaded: int = 6  # registers that a thread loads of a unit
+
+    def shape(self, outputs: int) -> tuple[int, ...]:
+        """What the kernels have to know of the parts of a matrix with so many outputs.
+
+        Inputs of a unit, bytes of a scale, outputs and inputs that have one; whether a zero point (1) or the scale of a
+        matrix (2) goes with it; whether the latter comes at the end, and the outputs that have one; the kind of blocks;
+        and the registers that are loaded.
+        """
+        beside = int(self.zeros) or (2 if self.whole and self.early else 0)
+        sides = (self.outputs_per_scale, self.inputs_per_scale)
+        last = 0 if self.early else self.whole
+        rest = (last, outputs // self.matrices, self.blocks, self.loaded)
+        return (self.inputs, self.scale_bytes, *sides, beside, *rest)
 
     def serves(self, inputs: int) -> bool:
         """Whether rows of so many inputs are whole units with a scale each."""

@@ -120,13 +120,16 @@ class Fp8(WeightFormat):
     def tile(self) -> TileLoader | None:
         """Bytes widened by shifts, since Triton knows the type on some devices only."""
         from hotset.formats._low_bit_tiles import TYPES, load_fp8
-        from hotset.formats._ptx import product_of
+        from hotset.formats._unit_ptx import product_of
 
         if self.dtype not in TYPES:
             return None
         settings = (TYPES[self.dtype], self.block_n, self.block_k, self.scales == "e8m0", self.values == "e5m2")
         size, sides = ITEM_BYTES[SCALES[self.scales]], (self.block_n, self.block_k)
-        units = product_of(self.values, self.scales, size, outputs_per_scale=sides[0], inputs_per_scale=sides[1])
+        rounded = "float32" if self.scales == "e8m0" else self.dtype  # numbers times powers of two need none
+        units = product_of(
+            self.values, self.scales, size, rounded=rounded, outputs_per_scale=sides[0], inputs_per_scale=sides[1]
+        )
         return TileLoader(load_fp8, settings, lane=16, units=units)
 
     @classmethod

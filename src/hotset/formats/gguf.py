@@ -83,12 +83,14 @@ class Gguf(WeightFormat):
 
     def tile(self) -> TileLoader | None:
         """Blocks decoded by shifts; the table of IQ4 lies in four words."""
+        from hotset.formats._gguf_ptx import product_of_blocks
         from hotset.formats._gguf_tiles import KINDS, load_gguf
         from hotset.formats._low_bit_tiles import TYPES
 
         if self.dtype not in TYPES or self.kind not in KINDS:
             return None
-        return TileLoader(load_gguf, (TYPES[self.dtype], KINDS.index(self.kind)), lane=16)
+        units = product_of_blocks(self.kind, self.dtype)
+        return TileLoader(load_gguf, (TYPES[self.dtype], KINDS.index(self.kind)), lane=16, units=units)
 
     def _by_package(self, blocks: Tensor) -> Tensor:
         """Blocks that are decoded on arrival only."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BITS = (4, 8)
 SCALES = ("bfloat16", "float16", "float32")
 DIGITS = {"bfloat16": 8, "float16": 11, "float32": 24}
-"""Binary digits of a number: units leave out that weights are rounded to their scale's type, where it has as many."""
+"""Binary digits of a number: units do not round weights to a scale's type of fewer digits than the type computed in."""
 ZEROS = ("none", "bytes", "packed")
 """Zero points: none, for the middle of the codes; bytes, one for each scale; or packed into words along outputs."""
 
@@ -41,12 +41,15 @@ class Integer(WeightFormat):
     scales: str = "bfloat16"
     zeros: str = "none"
     ordered: int = 0  # matrices below each other that have the group of each input stored, for inputs in any order
+    short: bool = False  # whether scales have so few digits that weights are bfloat16 numbers without being rounded
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, known in (("bits", BITS), ("scales", SCALES), ("zeros", ZEROS)):
             if getattr(self, name) not in known:
                 raise FormatError(f"{self.name}: {name} cannot be {shown(getattr(self, name))}")
+        if self.short and (self.bits != 4 or self.zeros != "none"):
+            raise FormatError(f"{self.name}: scales are short for 4 bits without zero points only")
 
     def groups(self, inputs: int) -> int:
         """How many groups so many inputs make."""
@@ -138,7 +141,8 @@ class Integer(WeightFormat):
         count = self.groups(matrix.shape[1])
         by_group = None if importance is None else grouped(importance.float(), count)
         for rows in tiles(*matrix.shape):
-            codes, scales = integer_groups(grouped(matrix[rows].float(), count), self.bits, self.scales, by_group)
+            groups = grouped(matrix[rows].float(), count)
+            codes, scales = integer_groups(groups, self.bits, self.scales, by_group, short=self.short)
             out[0][rows] = joined(codes.flatten(-2)) if self.bits == 4 else codes.flatten(-2)
             out[1][rows] = scales
 
@@ -148,15 +152,15 @@ class Integer(WeightFormat):
 
         if self.ordered or self.zeros == "packed":
             return None
-        rounds = DIGITS[self.scales] < DIGITS.get(self.dtype, 0)
+        exact = (self.short and self.dtype != "float16") or self.scales == self.dtype == "float32"
         return row_kernels(
-            self.dtype, self.bits, self.group, self.scales, self.zeros == "bytes", rounds, outputs, inputs
+            self.dtype, self.bits, self.group, self.scales, self.zeros == "bytes", not exact, outputs, inputs
         )
 
     def tile(self) -> TileLoader | None:
         """Codes to integers to float32."""
         from hotset.formats._low_bit_tiles import TYPES, load_integer
-        from hotset.formats._ptx import product_of
+        from hotset.formats._unit_ptx import product_of
 
         if self.zeros == "packed" or self.dtype not in TYPES:
             return None
@@ -166,8 +170,16 @@ class Integer(WeightFormat):
         if self.ordered or DIGITS[self.scales] < DIGITS[self.dtype]:
             return TileLoader(load_integer, settings, lane=16)
         size, zeros = ITEM_BYTES[self.scales], self.zeros == "bytes"
-        units = product_of(f"int{self.bits}", self.scales, size, zeros=zeros, inputs_per_scale=self.group)
+        rounded = "float32" if self.short and self.dtype == "bfloat16" else self.dtype
+        units = product_of(
+            f"int{self.bits}", self.scales, size, zeros=zeros, rounded=rounded, inputs_per_scale=self.group
+        )
         return TileLoader(load_integer, settings, lane=16, units=units)
+
+    @property
+    def tuned_as(self) -> str:
+        """Itself; how many digits scales have makes no difference to the kernels of a GPU."""
+        return replace(self, short=False).spec
 
     @classmethod
     def detect(cls, module: StoredModule) -> Sequence[Encoded]:

@@ -74,7 +74,7 @@ class Mxfp4(WeightFormat):
     def tile(self) -> TileLoader | None:
         """Codes widened by shifts."""
         from hotset.formats._low_bit_tiles import TYPES, load_mxfp4
-        from hotset.formats._ptx import product_of
+        from hotset.formats._unit_ptx import product_of
 
         if self.dtype not in TYPES:
             return None

@@ -86,12 +86,14 @@ class Nvfp4(WeightFormat):
     def tile(self) -> TileLoader | None:
         """Codes and scales widened by shifts."""
         from hotset.formats._low_bit_tiles import TYPES, load_nvfp4
-        from hotset.formats._ptx import product_of
+        from hotset.formats._unit_ptx import product_of
 
         if self.dtype not in TYPES:
             return None
         whole = 2 if self.divides else 1
-        units = product_of("fp4", "e4m3", 2, inputs_per_scale=2 * GROUP, whole=whole, matrices=self.matrices)
+        units = product_of(
+            "fp4", "e4m3", 2, rounded=self.dtype, inputs_per_scale=2 * GROUP, whole=whole, matrices=self.matrices
+        )
         return TileLoader(load_nvfp4, (TYPES[self.dtype], self.matrices, self.divides), lane=16, units=units)
 
     @classmethod

@@ -60,7 +60,9 @@ def _attach(model: Any, moe_layers: list[MoeLayer], options: RunOptions) -> Any:
     known = read_profile(options)
     bound_library_caches()
     planner = MemoryPlanner(options, loaded=True)
-    if planner(model, moe_layers, _unwritten(moe_layers, layouts)):
+    pairs = zip(moe_layers, layouts, strict=True)
+    unwritten = Catalog((), tuple(LayerSource(layout, [()] * moe_layer.experts) for moe_layer, layout in pairs))
+    if planner(model, moe_layers, unwritten):
         handle = watch(model, moe_layers, _planned(planner), options, known)
     else:
         handle = _detach_experts(model, moe_layers, layouts, planner, known)
@@ -179,14 +181,6 @@ def _scatter(
             start = source.offset + at
             rows[:] = block[start : start + len(rows)]
             at += len(rows)
-
-
-def _unwritten(moe_layers: Sequence[MoeLayer], layouts: Sequence[SlotLayout]) -> Catalog:
-    """The catalog of experts that are nowhere yet, for planning."""
-    layers = [
-        LayerSource(layout, [()] * moe_layer.experts) for moe_layer, layout in zip(moe_layers, layouts, strict=True)
-    ]
-    return Catalog((), tuple(layers))
 
 
 def _planned(planner: MemoryPlanner) -> SlotPlan:

@@ -1,4 +1,4 @@
-"""Turns the budget that a person asked for into slots, leaving room for everything else a model needs."""
+"""Turns the budget that a person asked for into slots, with memory left for everything else a model needs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def plan_slots(
     prefetch_rows: int = 0,
 ) -> SlotPlan:
     """The slots for a budget; a budget in bytes pays for the staging and for prefetch, too."""
-    room = default_staging(shape, on_gpu, by_device) if staging is None else staging
-    if room < 1:
+    staged = default_staging(shape, on_gpu, by_device) if staging is None else staging
+    if staged < 1:
         raise BudgetError("staging needs at least one slot: experts that find no place in the cache pass through it")
     if memory == AUTO:
         budget = Budget(size_bytes=max(int(free_bytes * (1 - SAFETY)), 0))
@@ -55,16 +55,16 @@ def plan_slots(
     least = least_slots(shape, scope)
     if budget.size_bytes is not None:
         if staging is None:  # less where the budget is so tight that staging would eat the cache
-            room = max(1, min(room, budget.size_bytes // (shape.expert_bytes or 1) - least))
+            staged = max(1, min(staged, budget.size_bytes // (shape.expert_bytes or 1) - least))
         # No more rows for prefetch than a sixteenth of the cache, which would lose more by it.
-        slots = budget.slots_for(shape, room)
+        slots = budget.slots_for(shape, staged)
         prefetch_rows = max(min(prefetch_rows, slots // 16, slots - least), 0) if slots < shape.total_experts else 0
-    slots = budget.slots_for(shape, room + prefetch_rows)
+    slots = budget.slots_for(shape, staged + prefetch_rows)
     if slots >= shape.total_experts:
         prefetch_rows = 0  # nothing is ever missing
     if slots < least:
         raise BudgetError(
-            f"{budget} holds {slots} of {shape.total_experts} experts beside {room} for staging; the smallest budget "
+            f"{budget} holds {slots} of {shape.total_experts} experts beside {staged} for staging; the smallest budget "
             f"that works is {least} slots, or {format_size((least + 1) * (shape.expert_bytes or 0))}"
             + (
                 " (memory is short: close other programs, pass a smaller --context, or use a machine with more)"
@@ -72,7 +72,7 @@ def plan_slots(
                 else ""
             )
         )
-    return SlotPlan(shape, slots, scope, room, prefetch_rows)
+    return SlotPlan(shape, slots, scope, staged, prefetch_rows)
 
 
 def least_slots(shape: ModelShape, scope: Scope) -> int:

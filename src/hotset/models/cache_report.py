@@ -18,6 +18,7 @@ from hotset.engine.host.prefetcher import PrefetchCounts
 from hotset.engine.preload import BackgroundLoader
 from hotset.engine.requests import Request
 from hotset.errors import HotsetError
+from hotset.prefetch import Driver
 from hotset.profile.statistics import Counts, History, Statistics
 from hotset.trace import Phase
 
@@ -25,9 +26,9 @@ from hotset.trace import Phase
 class CacheReport:
     """Answers questions about one engine."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
-        self.engine = engine
-        self.model_name = model_name
+    def __init__(self, engine: Engine, model_name: str, notes: list[str]) -> None:
+        self.engine, self.model_name = engine, model_name
+        self.notes = notes  # what a person should know of how the model runs, in one line each
         self._background_before = 0
         self._before = engine.controller.counters()
 
@@ -47,7 +48,7 @@ class CacheReport:
         tokens = sum(clock.tokens)
         plan = engine.controller.plan
         return {
-            "engine": engine.kind,
+            "engine": "stock" if engine.offload is None else engine.device.type,
             **self._driver(),
             "policy": engine.controller.policy.spec,
             "shape": {"layers": plan.shape.layers, "experts": plan.shape.experts, "top_k": plan.shape.top_k},
@@ -88,7 +89,7 @@ class CacheReport:
             self.engine.stats.reset()
             self._background_before += self.background_bytes()
             if self.engine.prefetcher is not None:
-                self.engine.prefetcher.reset_counts()
+                self.engine.prefetcher.counts.reset()
             if self.engine.monitor is not None and self.engine.monitor.comparison is not None:
                 self.engine.monitor.comparison.reset()
 
@@ -151,7 +152,7 @@ class CacheReport:
         return None if self.engine.offload is None else self.engine.offload.preloader.running
 
     def background_bytes(self) -> int:
-        """The bytes that moved without anybody waiting for them, since the last reset."""
+        """The bytes that moved while no event waited for them, since the last reset."""
         offload = self.engine.offload
         return 0 if offload is None else offload.preloader.moved_bytes - self._background_before
 
@@ -170,7 +171,8 @@ class CacheReport:
     def _driver(self) -> dict[str, str]:
         """What drives a GPU; of a CPU that is no question."""
         decode = self.engine.device_decode
-        return {} if self.engine.tier is None else {"driven_by": "host" if decode is None else decode.last_driver}
+        driver = Driver.HOST if decode is None else decode.last_driver
+        return {"driven_by": driver} if len(self.engine.tiers) > 1 else {}
 
     def _prefetched(self) -> dict[str, int]:
         """Misses that were prefetched, in decode: for prompts nothing is."""

@@ -9,7 +9,7 @@ import torch
 Tensor = torch.Tensor
 Values = dict[str, Any]
 
-_WISHES = ("output_hidden_states", "output_attentions", "output_router_logits")
+_EXTRA_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")
 _UNUSUAL = ("inputs_embeds", "labels")
 
 
@@ -23,12 +23,12 @@ def is_plain(values: Values, config: Any) -> bool:
     """Whether a call asks for nothing but logits, with arguments that a graph can be told apart by."""
     if any(values.get(name) is not None for name in _UNUSUAL):
         return False
-    if _wished(values, config, "return_dict") is False or any(_wished(values, config, name) for name in _WISHES):
+    if _asked(values, config, "return_dict") is False or any(_asked(values, config, name) for name in _EXTRA_OUTPUTS):
         return False
     return all(_is_known(value) for name, value in values.items() if name != "past_key_values")
 
 
-def _wished(values: Values, config: Any, name: str) -> Any:
+def _asked(values: Values, config: Any, name: str) -> Any:
     given = values.get(name)
     return getattr(config, name, None) if given is None else given
 
@@ -59,16 +59,16 @@ def signature_of(values: Values) -> tuple[Any, ...]:
     return tensors, plain, id(cache), places, torch.is_inference_mode_enabled()
 
 
-def own(value: Any) -> Any:
+def cloned(value: Any) -> Any:
     """A copy that the graph may read at every replay."""
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: own(part) for key, part in value.items()}
+        return {key: cloned(part) for key, part in value.items()}
     return value
 
 
-def let_go(outputs: Any, cache: Any) -> None:
+def drop_cache(outputs: Any, cache: Any) -> None:
     """Have outputs not keep a cache alive: it comes with every call."""
     for name in [name for name, value in outputs.items() if value is cache]:
         outputs[name] = None

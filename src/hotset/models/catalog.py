@@ -19,7 +19,7 @@ from hotset.formats.dense import Dense
 from hotset.models.checkpoint import ParameterSource
 from hotset.models.encoded import EncodedTensor, rows_of
 from hotset.models.layers import LayerPart, MoeLayer, RowRange
-from hotset.models.moments import Importance
+from hotset.models.moments import Moments
 from hotset.models.pieces import Piece, Trials, check_shape, check_shapes
 from hotset.models.targets import (
     EncodedTarget,
@@ -56,7 +56,7 @@ class CatalogBuilder:
         sources: Sources,
         kind: str = "cpu",
         experts: str = AUTO,
-        importance: Importance | None = None,
+        importance: Moments | None = None,
     ) -> None:
         self.model, self.sources, self.kind, self.experts = model, sources, kind, experts
         self.importance = importance
@@ -68,10 +68,8 @@ class CatalogBuilder:
     def build(self, moe_layers: Sequence[MoeLayer]) -> Catalog:
         """The catalog of all MoE layers."""
         layers = tuple(self._layer(number, moe_layer) for number, moe_layer in enumerate(moe_layers))
-        return Catalog(tuple(self.files), layers, meta=self._meta())
-
-    def _meta(self) -> dict[str, str]:
-        return {STORED_AS: " and ".join(sorted(self._formats)), EXPANDED: " and ".join(sorted(self._expanded))}
+        meta = {STORED_AS: " and ".join(sorted(self._formats)), EXPANDED: " and ".join(sorted(self._expanded))}
+        return Catalog(tuple(self.files), layers, meta=meta)
 
     def _layer(self, number: int, moe_layer: MoeLayer) -> LayerSource:
         pieces = [

@@ -34,7 +34,7 @@ from hotset.models.routers import Routers
 from hotset.models.routing_hook import RoutingHook
 from hotset.models.tracker import StepTracker
 from hotset.options import RunOptions
-from hotset.options.run import AUTO, OFF
+from hotset.options.run import AUTO, OFF, DriverChoice
 from hotset.policies import parse
 from hotset.prefetch import PrefetchTrial
 from hotset.profile import Profile
@@ -63,7 +63,7 @@ def connect(
         handle.close()  # no caller knows of its threads and memory yet
         handle.patches.lift()
         raise
-    if engine.kind == "cuda" and engine.offload is not None and not engine.offload.pinned:
+    if engine.device.type == "cuda" and engine.offload is not None and not engine.offload.pinned:
         handle.warn("the system refused to lock the RAM tier's memory, so copies are slower: raise ulimit -l")
     return handle
 
@@ -118,20 +118,14 @@ def make_engine(
         controller, notices.add, switch=options.switches_policy, warm_pin_tokens=warm_pin_tokens(options)
     )
     device = torch_device(options.device)
+    shared: Any = {
+        "threads": options.threads, "force": options.force, "predictor": predictor, "monitor": monitor,
+    }  # fmt: skip
     if device.type == "cpu":
-        return cpu_engine(
-            controller,
-            catalog,
-            specs,
-            kernels=kernels or per_expert_kernels,
-            threads=options.threads,
-            force=options.force,
-            predictor=predictor,
-            monitor=monitor,
-        )
+        return cpu_engine(controller, catalog, specs, kernels=kernels or per_expert_kernels, **shared)
     if device.type == "cuda":
         give_triton_a_folder()
-    by_device = options.engine != "host" and device.type == "cuda" and find_spec("triton") is not None
+    by_device = options.engine != DriverChoice.HOST and device.type == "cuda" and find_spec("triton") is not None
     routers = Routers.of(model, moe_layers) if by_device and options.prefetch != OFF else None
     return gpu_engine(
         controller,
@@ -143,17 +137,14 @@ def make_engine(
         by_device=by_device,
         predict=None if routers is None else routers.scores,
         kernels=kernels or gpu_kernels,
-        threads=options.threads,
-        force=options.force,
-        predictor=predictor,
-        monitor=monitor,
+        **shared,
     )
 
 
 def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
     """Have decode steps captured and replayed, where that is possible; else say in a line why not."""
     engine, decode = handle.engine, handle.engine.device_decode
-    if engine.kind != "cuda" or options.engine == "host":
+    if engine.device.type != "cuda" or options.engine == DriverChoice.HOST:
         return
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     reasons = ["Triton is missing"]
@@ -171,10 +162,10 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
             handle.tracker,
             handle.static_caches,
             warn=handle.warn,
-            demanded=options.engine == "device",
+            demanded=options.engine == DriverChoice.DEVICE,
         )
         handle.patches.add(graphs.install())
-    elif options.engine == "device":
+    elif options.engine == DriverChoice.DEVICE:
         raise HotsetError(f"the device cannot drive this model: {reasons[0]}; leave --engine out, or use --engine host")
     else:
         handle.warn(f"the host drives the GPU, for {reasons[0]}")

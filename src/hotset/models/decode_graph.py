@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -15,41 +14,27 @@ import torch
 
 from hotset.engine.device.capture import Capture, CapturedStep, CapturedSteps
 from hotset.engine.device.decode import DeviceDecode
-from hotset.engine.device.steps import first_line
 from hotset.engine.device.variant import Variant
 from hotset.engine.driver import Driver
 from hotset.engine.step import Step
 from hotset.engine.support import MAX_TOKENS, DeviceSupport
 from hotset.errors import HotsetError, StopAsked
-from hotset.models.call_values import copied, is_plain, let_go, own, set_lengths, signature_of, tensors_of
+from hotset.models.call_values import cloned, copied, drop_cache, is_plain, set_lengths, signature_of, tensors_of
+from hotset.models.generate_hook import GenerateHook
 from hotset.models.patches import Undo, replace_calls, small_parts_fused
-from hotset.models.static_caches import GenerateArguments, KVCachePool, is_static
+from hotset.models.static_caches import KVCachePool, is_static
 from hotset.models.tracker import StepTracker
+from hotset.text import one_line
 from hotset.trace import Phase
 
 Tensor = torch.Tensor
 Values = dict[str, Any]
 
 
-class Reordering(threading.local):
-    """The calls of generate that a thread has under way and that reorder their key-value cache."""
-
-    under_way = 0
-
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """A context in which one more is."""
-        self.under_way += 1
-        try:
-            yield
-        finally:
-            self.under_way -= 1
-
-
 class DecodeGraphs:
     """Stands in for a model's forward and generate: decode steps are replayed, all else is the host's.
 
-    What cannot be captured goes the host's way, from then on; where the device is `demanded`, that is an error.
+    What cannot be captured takes the host path, from then on; where the device is `demanded`, that is an error.
     """
 
     def __init__(
@@ -66,11 +51,10 @@ class DecodeGraphs:
         self.warn, self.demanded = warn, demanded
         self.forward: Callable[..., Any] = model.forward
         self.signature = inspect.signature(self.forward)
-        self.generate: Callable[..., Any] = model.generate
+        self.hook = GenerateHook(model, caches, warn)
         self.held = CapturedSteps()
         self.unsupported_reason: str | None = None  # the device does not drive any more
         self._told: set[int | str] = set()  # sizes of batches that were too large, and what keeps the device from steps
-        self._reordering = Reordering()
 
     def install(self) -> Undo:
         """Take the place of the model's forward and generate; returns what ends it."""
@@ -80,7 +64,7 @@ class DecodeGraphs:
 
         plain: Any = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
         plain.__signature__ = self.signature  # generate() looks at it
-        undo = replace_calls(self.model, plain, self._generate)
+        undo = replace_calls(self.model, plain, self.hook.generate)
         self.caches.open()
 
         def remove() -> None:
@@ -90,37 +74,8 @@ class DecodeGraphs:
 
         return remove
 
-    # Generate: which key-value cache.
-
-    def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's generate, with a static cache where it leaves the choice to us and steps can be captured."""
-        if self.unsupported_reason is not None:
-            return self.generate(*args, **kwargs)
-        kwargs = kwargs | {"disable_compile": True}  # with a static cache stock compiles steps that are captured here
-        asked = GenerateArguments(args, kwargs, self.model.generation_config)
-        if asked.reorders_cache is not None:
-            self._tell_of_reordering(asked.reorders_cache)
-            with self._reordering.one_more():
-                return self.generate(*args, **kwargs)
-        ids = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs"))
-        if not isinstance(ids, Tensor) or asked.other_cache or getattr(self.model.config, "is_encoder_decoder", False):
-            return self.generate(*args, **kwargs)
-        cache = self.caches.acquire(len(ids) * asked.answers, asked.length(ids))
-        try:
-            return self.generate(*args, **kwargs if cache is None else kwargs | {"past_key_values": cache})
-        finally:
-            self.caches.release(cache)
-
-    def _tell_of_reordering(self, what: str) -> None:
-        """Say once of each way to write that the host drives it."""
-        if what not in self._told:
-            self._told.add(what)
-            self.warn(f"the host drives calls with {what}: they move the key-value cache, which a graph cannot follow")
-
-    # Forward: which calls are decode steps.
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step: of decode it is replayed, or captured first; anything else goes the host's way."""
+        """One step: of decode it is replayed, or captured first; anything else takes the host path."""
         step = self.tracker.current()
         values = kwargs if not args else dict(self.signature.bind(*args, **kwargs).arguments)
         device = self.decode.device
@@ -142,7 +97,7 @@ class DecodeGraphs:
             and isinstance(ids, Tensor)
             and ids.device.type == self.decode.device.type
             and ids.shape[1:] == (1,)
-            and not self._reordering.under_way
+            and not self.hook.reordering.under_way
             # it keeps copies of weights, which a graph would outlive
             and not torch.is_autocast_enabled(ids.device.type)
             and is_static(values.get("past_key_values"))
@@ -192,8 +147,6 @@ class DecodeGraphs:
         self.decode.discard()
         self.warn(f"the host drives the GPU, for {reason}")
 
-    # Captures.
-
     def _captured(self, step: Step, values: Values) -> CapturedStep | None:
         """The graph for a call; None if there cannot be one."""
         decode = self.decode
@@ -218,10 +171,10 @@ class DecodeGraphs:
         except Exception as error:
             if self.demanded:
                 raise HotsetError(
-                    f"the device cannot drive this model: its decode could not be captured: {first_line(error)}; "
+                    f"the device cannot drive this model: its decode could not be captured: {one_line(error)}; "
                     "leave --engine out, or use --engine host"
                 ) from error
-            reason = first_line(error)
+            reason = one_line(error)
         self._give_up(f"its decode could not be captured: {reason}")
         return None
 
@@ -232,7 +185,7 @@ class DecodeGraphs:
         kernels = steps.kernels_for(values["input_ids"].shape[0])
         steps.upload()  # a warm-up writes to the rows for prefetch: it must know which these are
         with torch.inference_mode(False), torch.no_grad():
-            inputs = {name: own(value) for name, value in values.items()}
+            inputs = {name: cloned(value) for name, value in values.items()}
             lengths = [layer.cumulative_length.clone() for layer in cache.layers]
 
         def forward(driver: Driver) -> Any:
@@ -241,5 +194,5 @@ class DecodeGraphs:
         capture = Capture(kernels, variant, forward, lambda: set_lengths(cache, lengths))
         with small_parts_fused(self.model, device), torch.no_grad():
             graph, outputs = capture.record(self.held.pool(device))
-        let_go(outputs, cache)
+        drop_cache(outputs, cache)
         return CapturedStep(graph, tensors_of(inputs), outputs, kernels, variant, weakref.ref(cache))

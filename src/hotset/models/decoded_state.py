@@ -6,8 +6,9 @@ its own conversions, types and devices apply to them as to plain ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,23 +21,30 @@ from hotset.models.encoded import EncodedTensor, encoding, refuse_codes
 from hotset.models.pieces import tensor_of
 from hotset.store.header import StoredTensor
 
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
-class DecodedTensor:
-    """An encoded matrix that is read and decoded when it is sliced, as a tensor of a safetensors file is read."""
 
-    def __init__(self, tensor: EncodedTensor) -> None:
-        self.tensor = tensor
+class LazyTensor:
+    """A tensor that is read and converted when it is sliced, with the methods of a slice of a safetensors file."""
+
+    def __init__(self, read: Callable[[], torch.Tensor], shape: Sequence[int], dtype: str) -> None:
+        self._read, self._shape, self._dtype = read, shape, dtype
 
     def __getitem__(self, place: Any) -> torch.Tensor:
-        return read_tensor(self.tensor)[place]
+        return self._read()[place]
 
     def get_shape(self) -> list[int]:
-        """As a slice of a safetensors file has it."""
-        return list(self.tensor.shape)
+        """The shape of the whole."""
+        return list(self._shape)
 
     def get_dtype(self) -> str:
-        """As a slice of a safetensors file has it."""
-        return {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}.get(self.tensor.format.dtype, "F64")
+        """The type, as safetensors names it."""
+        return self._dtype
+
+
+def decoded(tensor: EncodedTensor) -> LazyTensor:
+    """An encoded matrix that is decoded when it is sliced."""
+    return LazyTensor(partial(read_tensor, tensor), tensor.shape, _DTYPES.get(tensor.format.dtype, "F64"))
 
 
 def read_tensor(tensor: StoredTensor) -> torch.Tensor:
@@ -80,7 +88,7 @@ def decoded_state(stored: Mapping[str, StoredTensor], experts: set[str]) -> Iter
     with ExitStack() as stack:
         opened = {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
         yield {
-            key: DecodedTensor(tensor) if isinstance(tensor, EncodedTensor) else opened[tensor.file].get_slice(key)
+            key: decoded(tensor) if isinstance(tensor, EncodedTensor) else opened[tensor.file].get_slice(key)
             for key, tensor in stored.items()
             if key not in experts
         }

@@ -24,7 +24,7 @@ from hotset.models.encoded import EncodedTensor
 from hotset.models.find_layers import find_moe_layers
 from hotset.models.gguf_checkpoint import GgufCheckpoint, converted_state
 from hotset.models.layers import MoeLayer
-from hotset.models.moments import Importance
+from hotset.models.moments import Moments
 from hotset.models.packed import open_fitting, refuse_expansion
 from hotset.models.patches import Undo, ignore_keys, weights_loaded_by
 from hotset.models.placeholders import Placeholder, install_placeholders
@@ -48,10 +48,10 @@ class DeferredExperts:
     placeholders: list[Placeholder] = field(default_factory=list)
     device_kind: str = "cpu"  # that experts are computed on
     experts: str = AUTO  # as the checkpoint has them, as plain numbers ("dense"), or in a format to be made
-    importance: Importance | None = None  # of the inputs of matrices whose format is made
-    folder: Path | None = None  # of the files that were loaded
+    importance: Moments | None = None  # of the inputs of matrices whose format is made
+    files: list[Path] = field(default_factory=list)  # that are loaded
     report: Any = None  # what transformers says of missing and mismatched weights
-    heed_keys: Undo = list  # ends the passing over of the experts' keys
+    restore_keys: Undo = list  # ends the passing over of the experts' keys
     gguf: GgufCheckpoint | None = None  # if the weights are in GGUF files
     stored: dict[str, StoredTensor] = field(default_factory=dict)  # if some weights beside the experts are decoded
     keys: list[StoredKey] = field(default_factory=list)
@@ -60,13 +60,13 @@ class DeferredExperts:
 
     def detach_experts(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
         """Find the experts and their bytes, and take their parameters out of the model, unless all are kept."""
+        self.files = [Path(file) for file in files]
         if self.gguf is None:
-            paths = [Path(file) for file in files]
-            check_inside(folder_of(model.name_or_path, paths), paths)
+            check_inside(folder_of(model.name_or_path, self.files), self.files)
         moe_layers = find_moe_layers(model)
         wanted = {name for moe_layer in moe_layers for name in moe_layer.parameters()}
         remember_shapes(model, wanted)
-        folder = self.folder = Path(files[0]).parent
+        folder = self.files[0].parent
         stored = stored_tensors(model, files) if self.gguf is None else self.gguf.stored(dtype_of(model))
         keys = stored_keys(model, stored, mapping if self.gguf is None else self.gguf.rules(model))
         if self.gguf is not None or needs_decoding(model, stored, keys, wanted):
@@ -86,7 +86,7 @@ class DeferredExperts:
         self.kept = self.keep(model, moe_layers, catalog)
         if not self.kept:
             self.placeholders = install_placeholders(model, moe_layers)
-            self.heed_keys = ignore_keys(model, {keys for each in moe_layers for keys in each.ignored_keys})
+            self.restore_keys = ignore_keys(model, {keys for each in moe_layers for keys in each.ignored_keys})
 
 
 def remember_shapes(model: Any, names: set[str]) -> None:
@@ -97,7 +97,7 @@ def remember_shapes(model: Any, names: set[str]) -> None:
 
 
 def drop_spare_rows(model: Any, moe_layers: Sequence[MoeLayer], sources: dict[str, ParameterSource]) -> None:
-    """Forget stored tensors that are of a parameter but of none of its experts: LongCat's first matrix has some."""
+    """Forget stored tensors that are of a parameter but of none of its experts."""
     for moe_layer in moe_layers:
         for name in moe_layer.parameters():
             for tensors in sources[name].tensors.values():
@@ -120,7 +120,7 @@ def load_without_experts(deferred: DeferredExperts) -> Iterator[None]:
             raise
         finally:
             _CURRENT.reset(current)
-            deferred.heed_keys()
+            deferred.restore_keys()
     refuse_incomplete(deferred.report)
 
 

@@ -1,6 +1,6 @@
 """Experts that are a plain list of small modules, as models with code of their own have them: found without an adapter.
 
-What one expert computes is not guessed from names. Its own forward is run on small matrices of random numbers and
+What one expert computes is not inferred from names. Its own forward is run on small matrices of random numbers and
 compared with what hotset can compute; a list that computes something else is refused.
 """
 
@@ -16,8 +16,7 @@ import torch
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.errors import ModelError
 from hotset.models.adapters._common import gated
-from hotset.models.interface import TOP_K_NAMES
-from hotset.models.layers import LayerPart, MoeLayer, RowRange, parent_of
+from hotset.models.layers import LayerPart, MoeLayer, RouterTraits, RowRange, parent_of
 from hotset.models.list_calls import ListCalls
 
 Tensor = torch.Tensor
@@ -82,7 +81,7 @@ def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
         down_bias=None if last.bias is None else DOWN_BIAS,
         looped=True,
     )
-    top_k = _top_k(parent, model, len(module))
+    top_k = RouterTraits().top_k_of((parent, *parent.children(), getattr(model, "config", None)), len(module))
     return MoeLayer(name, module, len(module), top_k, tuple(parts), spec, ListCalls(parent, module).install)
 
 
@@ -156,11 +155,11 @@ def _activations(expert: torch.nn.Module) -> Iterator[Activation]:
     held = [*expert._modules.values(), *vars(expert).values()]
     for one in held:
         if callable(one) and not isinstance(one, torch.nn.Linear | torch.nn.Dropout | type):
-            yield _forgiving(one)
+            yield _guarded(one)
     yield from FUNCTIONS
 
 
-def _forgiving(activation: Any) -> Activation:
+def _guarded(activation: Any) -> Activation:
     """A callable of the model's own code, which may be no activation at all."""
 
     def call(x: Tensor) -> Tensor:
@@ -168,17 +167,6 @@ def _forgiving(activation: Any) -> Activation:
         return out if isinstance(out, Tensor) and out.shape == x.shape else torch.full_like(x, torch.nan)
 
     return call
-
-
-def _top_k(parent: Any, model: Any, experts: int) -> int:
-    """The experts that one token uses, as the router's module or the config says."""
-    config = getattr(model, "config", None)
-    for holder in (parent, *parent.children(), config):
-        for key in TOP_K_NAMES:
-            value = getattr(holder, key, None)
-            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= experts:
-                return value
-    return 1
 
 
 def _irregular(name: str, why: str) -> ModelError:

@@ -27,7 +27,7 @@ class Footprint:
     @classmethod
     def of(cls, model: Any, top_k: int) -> Footprint:
         """Estimate it from a model's config; never too little for attention of the usual kinds."""
-        text = _text_config(model.config)
+        text = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
         item = max(getattr(getattr(model, "dtype", None), "itemsize", 2), 2)
         heads, head = _heads(text)
         whole, windowed = _layer_counts(text)
@@ -104,12 +104,8 @@ def _heads(text: Any) -> tuple[int, int]:
     return heads, _number(text, "head_dim", max(_number(text, "hidden_size", 4096) // heads, 1))
 
 
-def _text_config(config: Any) -> Any:
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
-
-
 def _number(config: Any, name: str, otherwise: int) -> int:
-    """A whole number of a config, or a guess where it has none or a different one for every layer."""
+    """A whole number of a config, or a default where it has none or a different one for every layer."""
     try:
         value = getattr(config, name, None)
     except Exception:  # some configs raise an error of their own kind for what varies by layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from hotset.errors import ModelError
 from hotset.formats.gguf import Gguf
 from hotset.models.checkpoint import ParameterSource, StoredKey, parameter_sources
-from hotset.models.decoded_state import read_tensor
+from hotset.models.decoded_state import LazyTensor, read_tensor
 from hotset.models.encoded import EncodedTensor
 from hotset.models.gguf_config import read_config, read_tokenizer
 from hotset.models.gguf_names import architectures, rules_for
@@ -89,30 +89,19 @@ def _stored(tensor: BlockTensor, dtype: str) -> StoredTensor:
     )
 
 
-class ConvertedTensor:
-    """A parameter that is read, decoded and converted when the loader of transformers slices it."""
-
-    def __init__(self, name: str, source: ParameterSource, model: Any) -> None:
-        self.name, self.source, self.model = name, source, model
-
-    def __getitem__(self, place: Any) -> torch.Tensor:
-        pieces = {pattern: [read_tensor(t) for t in tensors] for pattern, tensors in self.source.tensors.items()}
-        found: torch.Tensor = self.source.convert(self.name, pieces, self.model)[place]
-        return found
-
-    def get_shape(self) -> list[int]:
-        """As a slice of a safetensors file has it."""
-        return list(self.model.state_dict()[self.name].shape)
-
-    def get_dtype(self) -> str:
-        """As a slice of a safetensors file has it."""
-        return "F32"
-
-
 def converted_state(
     model: Any, stored: Mapping[str, StoredTensor], keys: Sequence[StoredKey], left_out: set[str]
 ) -> dict[str, Any]:
     """The parameters of a model, by their own names, made of a GGUF file's tensors as the loader asks for them."""
-    known = set(model.state_dict()) - left_out
+    known = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in left_out}
     sources = parameter_sources(stored, keys, {name for key in keys for name in key.targets if name in known})
-    return {name: ConvertedTensor(name, source, model) for name, source in sources.items()}
+    return {
+        name: LazyTensor(partial(_converted, name, source, model), known[name], "F32")
+        for name, source in sources.items()
+    }
+
+
+def _converted(name: str, source: ParameterSource, model: Any) -> torch.Tensor:
+    """One parameter, read, decoded and converted."""
+    pieces = {pattern: [read_tensor(t) for t in tensors] for pattern, tensors in source.tensors.items()}
+    return source.convert(name, pieces, model)

@@ -59,14 +59,9 @@ class Field:
     def of(cls, value: Any) -> Field:
         """A value, or a list of them."""
         values = value if isinstance(value, list) else [value]
-        kind = _kind(values[0]) if values else 4
+        kind = {bool: 7, int: 11, float: 12, str: 8}[type(values[0])] if values else 4
         parts = [np.frombuffer(v.encode(), np.uint8) if kind == 8 else [v] for v in values]
         return cls(parts, [9, kind] if isinstance(value, list) else [kind])
-
-
-def _kind(value: Any) -> int:
-    kinds = {bool: 7, int: 11, float: 12, str: 8}
-    return kinds[type(value)]
 
 
 def read_config(header: GgufHeader) -> Any:
@@ -133,8 +128,8 @@ def _corrections(header: GgufHeader, config: Any) -> Iterator[tuple[str, Any]]:
 
 def _rotations(header: GgufHeader, config: Any) -> Iterator[tuple[str, Any]]:
     """How positions beyond the context of training are rotated, which transformers does not read."""
-    said = f"{header.architecture}.rope.scaling."
-    kind = header.keys.get(f"{said}type")
+    prefix = f"{header.architecture}.rope.scaling."
+    kind = header.keys.get(f"{prefix}type")
     if kind in (None, "none"):
         return
     if kind not in ("yarn", "linear"):
@@ -144,7 +139,7 @@ def _rotations(header: GgufHeader, config: Any) -> Iterator[tuple[str, Any]]:
         "factor": "factor", "original_context_length": "original_max_position_embeddings",
         "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
     }  # fmt: skip
-    scaled |= {name: header.keys[said + key] for key, name in names.items() if said + key in header.keys}
+    scaled |= {name: header.keys[prefix + key] for key, name in names.items() if prefix + key in header.keys}
     yield "rope_parameters", scaled
 
 

@@ -19,11 +19,7 @@ class Interleave(ConversionOps):
         **_: Any,
     ) -> dict[str, Any]:
         """Both of one layer, for all experts or for one."""
-        gates, ups = (_only(input_dict[pattern]) for pattern in source_patterns)
+        given = (input_dict[pattern] for pattern in source_patterns)
+        gates, ups = (each[0] if isinstance(each, list) else each for each in given)
         both = torch.stack((gates, ups), dim=2).flatten(1, 2)
         return {target_patterns[0]: both.transpose(1, 2).contiguous() if both.dim() == 3 else both}
-
-
-def _only(tensors: Any) -> torch.Tensor:
-    found: torch.Tensor = tensors[0] if isinstance(tensors, list) else tensors
-    return found

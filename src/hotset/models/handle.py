@@ -44,26 +44,23 @@ class Handle(CacheReport):
         placeholders: list[Placeholder] | None = None,
         profile: Profile | None = None,
     ) -> None:
-        super().__init__(engine, str(getattr(model.config, "_name_or_path", "") or type(model).__name__))
         notices = notices or Notices()
+        super().__init__(engine, str(getattr(model.config, "_name_or_path", "") or type(model).__name__), notices.lines)
         self.moe_layers, self.tracker = moe_layers, tracker
         self.routing_hook = routing_hook or RoutingHook()
-        self.notes = notices.lines
-        self.warn = notices.add  # tells, in one line each, what a person should know of how this model runs
         self.placeholders = [] if placeholders is None else placeholders  # in the place of the experts' parameters
+        self.warn = notices.add
         self.profile = profile  # that it began with
         self.fingerprint = fingerprint_of(model, moe_layers)
         self.patches = Patches()
         self.static_caches = KVCachePool(model.config)
         self._model = weakref.ref(model)
         self._profile_writers: dict[Path, ProfileWriter] = {}
-        self._observed = self._closed = False
+        self._closed = False
 
     def observe(self) -> None:
         """Count what is routed also where every expert fits and the model runs untouched; costs a little time."""
-        if not self._observed:
-            self._observed = True
-            self.patches.add(self.routing_hook.acquire())
+        self.patches.add(self.routing_hook.acquire())
 
     def save_profile(self, name: str | Path, *, overwrite: bool = False) -> Path:
         """Add what was seen since the last save to a profile, a name or a path, and return its file.
@@ -125,12 +122,9 @@ class Handle(CacheReport):
         self.check_open()
         mark = {"architecture": self.fingerprint.architecture, "digest": self.fingerprint.digest}
         about = {"model": Path(self.model_name).name, "source": "hotset"} | mark | (meta or {})
-        routers = routers_ahead(self.find_routers(), lookahead, self.engine.shape.top_k) if lookahead else None
+        found = Routers.of(self._model(), self.moe_layers) if lookahead else None
+        routers = routers_ahead(found, lookahead, self.engine.shape.top_k) if lookahead else None
         return Recording(self.engine, None if path is None else Path(path), about, self.routing_hook, routers)
-
-    def find_routers(self) -> Routers | None:
-        """The routers of the model, as far as they are matrices."""
-        return Routers.of(self._model(), self.moe_layers)
 
     def close(self) -> None:
         """Stop the threads and free the slots; more than once does no harm.
@@ -142,38 +136,29 @@ class Handle(CacheReport):
         if self._closed:
             return
         self._closed = True
-        is_here = self.engine.guard.owner.is_here
+        is_here, model = self.engine.guard.owner.is_here, self._model()
         with ExitStack() as last:  # each of these is done, whatever the others raise
             if self.engine.offload is not None:
-                last.callback(self._refuse_calls)
+                if model is not None:
+                    last.callback(lambda: self.patches.add(refuse_calls(model), until_whole=True))
                 if is_here:
                     self.engine.guard.refuse_calls()
             if is_here:
                 last.callback(self.engine.close)
-                self._detach_experts(last)
+                _free_calls(last, self.engine, self.patches)
 
     def release(self) -> None:
         """Take hotset out of the model's calls, and leave the engine to its maker."""
         self._closed = True
         with ExitStack() as last:
             last.callback(self.patches.lift)
-            self._detach_experts(last)
+            _free_calls(last, self.engine, self.patches)
 
     def check_open(self) -> None:
         """Refuse what a closed model cannot do."""
         if self._closed and self.engine.offload is not None:
             raise ClosedError
         self.engine.guard.owner.check()
-
-    def _refuse_calls(self) -> None:
-        model = self._model()
-        if model is not None:
-            self.patches.add(refuse_calls(model), until_whole=True)
-
-    def _detach_experts(self, last: ExitStack) -> None:
-        last.callback(self.patches.close)
-        if isinstance(self.engine.stats.recorder, Recording):
-            last.callback(self.engine.stats.recorder.stop)
 
     def __enter__(self) -> Handle:
         """Close the model at the end of a `with` block."""
@@ -186,3 +171,10 @@ class Handle(CacheReport):
         plan = self.engine.controller.plan
         size, policy = format_size(sum(self.engine.resident_bytes().values())), self.engine.controller.policy.spec
         return f"<hotset: {plan.cached} of {plan.shape.total_experts} experts in {size}, {policy}>"
+
+
+def _free_calls(last: ExitStack, engine: Engine, patches: Patches) -> None:
+    """Have the model's calls freed at the end, after a recording in progress is written."""
+    last.callback(patches.close)
+    if isinstance(engine.stats.recorder, Recording):
+        last.callback(engine.stats.recorder.stop)

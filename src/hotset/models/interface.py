@@ -7,14 +7,10 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.layers import MoeLayer, fused_part, parent_of
+from hotset.models.layers import MoeLayer, RouterTraits, fused_parts, parent_of
 from hotset.models.patches import replace_forward
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
-TOP_K_NAMES = (
-    "num_experts_per_tok", "top_k", "moe_topk", "moe_top_k", "num_experts_per_token", "top_k_experts",
-    "num_selected_experts", "moe_k", "num_selects", "router_topk", "num_activated_experts",
-)  # fmt: skip
 
 
 def is_experts(module: torch.nn.Module) -> bool:
@@ -22,15 +18,15 @@ def is_experts(module: torch.nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("has_gate", "is_transposed", "has_bias", "num_experts"))
 
 
-def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
+def moe_layer_of(
+    name: str,
+    module: Any,
+    model: torch.nn.Module,
+    router: RouterTraits = RouterTraits(),  # noqa: B008 - frozen
+) -> MoeLayer:
     """Describe one experts module."""
     up = "gate_up_proj" if module.has_gate else "up_proj"
-    parts = [
-        fused_part(key, f"{name}.{key}" if name else key, tuple(parameter.shape[1:]))
-        for key in _WEIGHTS
-        if (parameter := getattr(module, key, None)) is not None
-    ]
-    bias = bool(module.has_bias)
+    bias, parent = bool(module.has_bias), parent_of(name, model)
     spec = ExpertSpec(
         up=up,
         down="down_proj",
@@ -45,21 +41,10 @@ def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
         name,
         module,
         module.num_experts,
-        top_k_of(name, module, model),
-        tuple(parts),
+        router.top_k_of((getattr(module, "config", None), parent, *parent.children()), module.num_experts),
+        fused_parts(name, module, _WEIGHTS),
         spec,
         lambda f: replace_forward(module, f),
         module.forward,  # looks up the implementation that the model's config names
+        router=router,
     )
-
-
-def top_k_of(name: str, module: Any, model: torch.nn.Module) -> int:
-    """The experts that one token uses, as the config or the router beside the experts says."""
-    config = getattr(module, "config", None)
-    parent = parent_of(name, model)
-    for holder in (config, parent, *parent.children()):  # where a router may sit
-        for key in TOP_K_NAMES:
-            value = getattr(holder, key, None)
-            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= module.num_experts:
-                return value
-    return 1

@@ -65,7 +65,7 @@ class ListCalls:
             return undo.pop_all().close
 
     def _run_block(self, stock: Callable[..., Any], forward: Forward, *given: Any, **named: Any) -> Any:
-        if not self._comes_alone(given, named):
+        if not self._is_plain_call(given, named):
             return stock(*given, **named)
         event = self._thread.event = Event()
         try:
@@ -77,7 +77,7 @@ class ListCalls:
         finally:
             self._thread.event = None
 
-    def _comes_alone(self, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    def _is_plain_call(self, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
         """Whether a block is given its input and nothing else: caches and the like would see a second run."""
         plain = len(given) == 1 and not named and isinstance(given[0], Tensor)
         return plain and not self.block.training and not torch.is_grad_enabled()

@@ -25,7 +25,7 @@ from hotset.models.catalog import STORED_AS
 from hotset.models.device import torch_device
 from hotset.models.layers import MoeLayer
 from hotset.options import RunOptions
-from hotset.options.run import AUTO, OFF
+from hotset.options.run import AUTO, OFF, DriverChoice
 from hotset.policies import parse
 from hotset.prefetch import Driver, prefetch_rows
 from hotset.shape import Budget, ModelShape, format_size
@@ -49,9 +49,9 @@ class MemoryPlanner:
         """Plan the slots; true if every expert fits, so that the model is better loaded as it is."""
         options, shape = self.options, shape_of(moe_layers, catalog)
         device = torch_device(options.device)
-        if options.engine == "device" and device.type != "cuda":
+        if options.engine == DriverChoice.DEVICE and device.type != "cuda":
             raise HotsetError(f"--engine device is for a CUDA GPU, and this model runs on {device.type}: leave it out")
-        by_device = device.type == "cuda" and options.engine != "host"
+        by_device = device.type == "cuda" and options.engine != DriverChoice.HOST
         account = self._account(model, shape, catalog, device, by_device)
         self.plan = plan_slots(
             options.memory,
@@ -125,8 +125,8 @@ def host_plan(options: RunOptions, plan: SlotPlan) -> SlotPlan:
         room = int(available_memory_bytes() * HOST_SHARE)
         slots = min(room // size - staging, shape.total_experts)
     else:
-        wished = options.host_memory
-        budget = wished if isinstance(wished, Budget) else Budget.parse(wished)
+        asked = options.host_memory
+        budget = asked if isinstance(asked, Budget) else Budget.parse(asked)
         slots = budget.slots_for(shape, staging)
         _check_host(slots + (0 if slots >= shape.total_experts else staging), budget, shape, options.force)
     if slots < shape.layers:

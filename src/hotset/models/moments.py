@@ -32,13 +32,6 @@ FLOOR = 1e-4
 """The least importance of an input, as a share of the mean: where all errors counted nothing any scale would do."""
 
 
-class Importance(Protocol):
-    """How much errors in the weights of each input of a matrix count, where that is known."""
-
-    def of(self, layer: int, name: str, expert: int) -> Tensor | None:
-        """One number for each input of the matrix of this name, or none where all count alike."""
-
-
 class Calibration(Protocol):
     """Fills moments by running a model over text."""
 
@@ -107,7 +100,7 @@ class Moments:
         self.layers = [LayerMoments.of(moe_layer) for moe_layer in moe_layers]
 
     def of(self, layer: int, name: str, expert: int) -> Tensor | None:
-        """How much errors in the weights of each input of a matrix count."""
+        """How much errors in the weights of each input of a matrix count; None where all count alike."""
         return self.layers[layer].importance(name, expert) if self.layers else None
 
     def observe(self) -> None:

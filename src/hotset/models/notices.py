@@ -6,13 +6,13 @@ import logging
 
 
 class Notices:
-    """Lines that were said of one model: logged, and kept for the caller."""
+    """Messages about one model: logged, and kept for the caller."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def add(self, *lines: str) -> None:
-        """Say something."""
+        """Log lines and keep them."""
         self.lines += lines
         for line in lines:
             logging.getLogger("hotset").warning(line)

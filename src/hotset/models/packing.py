@@ -9,21 +9,21 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hotset.errors import HotsetError, ModelError
-from hotset.models.checkpoint import dtype_of, read_headers
+from hotset.models.checkpoint import read_headers
 from hotset.models.deferred import DeferredExperts
 from hotset.models.gguf_export import small_files_of, weights_of
 from hotset.models.gguf_place import is_gguf, located
-from hotset.models.moments import Calibration, Importance, Moments
+from hotset.models.moments import Calibration, Moments
 from hotset.models.pack_files import packed_config, small_files, source_folder
 from hotset.models.packed import dtype_name
-from hotset.models.pretrained import inspect_checkpoint, read_model
+from hotset.models.pretrained import Inspected, inspect_checkpoint
 from hotset.options.run import AUTO, DENSE
 from hotset.store import Catalog
 from hotset.store.catalog import Bytes
@@ -38,9 +38,9 @@ from hotset.transfer import Readers, ReadTransfer
 from hotset.transfer.file import aligned_buffer
 from hotset.transfer.reads import Load
 
-AHEAD = 8
-AHEAD_BYTES = 1 << 30
-MADE = {"int8": "integer:bits=8", "int4": "integer", "mxfp4": "mxfp4"}
+MAX_READS = 8
+MAX_READ_BYTES = 1 << 30
+MADE = {"int8": "integer:bits=8", "int4": "integer:short=on", "mxfp4": "mxfp4"}
 """The formats that experts of plain numbers can be packed in; groups of 32."""
 MOMENTS_FILE = "moments.safetensors"
 """What a calibration has come to, in the folder of a pack that is not finished."""
@@ -59,21 +59,6 @@ class PackReport:
     seconds: float
     complete_already: bool = False
     quality: dict[str, Any] | None = None  # of a pack that was complete already
-
-
-@dataclass
-class CheckpointInspection(DeferredExperts):
-    """A load that ends as soon as it is known where the experts are, before a weight is read."""
-
-    files: list[Path] = field(default_factory=list)
-    dtypes: dict[str, Any] = field(default_factory=dict)
-    model_dtype: str = ""
-    model: Any = None  # of GGUF files, with all that is not in its experts
-
-    def detach_experts(self, model: Any, files: Sequence[str], mapping: Sequence[Any]) -> None:
-        """Note the files as well."""
-        self.files = [Path(file) for file in files]
-        super().detach_experts(model, files, mapping)
 
 
 def pack(
@@ -116,13 +101,13 @@ def pack(
         _write_dense(packer, shards)
         collected = packer.folder / MOMENTS_FILE
         if calibration is not None and missing:
-            moments.expect(found.moe_layers or [])
+            moments.expect(found.moe_layers)
             calibration.collect(moments, collected)
-        packer.add_all(read_experts(_catalog(found), missing))
+        packer.add_all(read_experts(found.catalog, missing))
         collected.unlink(missing_ok=True)
         for file in small:
             content, name = file.read_bytes(), str(file.relative_to(folder))
-            packer.add_small(name, packed_config(content, found.model_dtype) if name == "config.json" else content)
+            packer.add_small(name, packed_config(content, _dtype(found)) if name == "config.json" else content)
         packer.finish()
     resumed = sum(layer.experts for layer in plan.layers) - len(missing)
     return _report(target, plan, began, resumed=resumed)
@@ -135,52 +120,49 @@ def inspect_experts(
     *,
     trust_remote_code: bool = False,
     experts: str = AUTO,
-    importance: Importance | None = None,
-) -> CheckpointInspection:
+    importance: Moments | None = None,
+) -> Inspected:
     """Find the experts of a checkpoint as `load` would, on a model without memory; of GGUF files the rest is loaded."""
-    found = CheckpointInspection(keep=lambda *_: False, experts=experts, importance=importance)
-    if is_gguf(model):
-        built = found.model = read_model(model, found, {"dtype": dtype or "auto"}, auto_class)
-        found.dtypes, found.model_dtype = built._hotset_dtypes, dtype_of(built)
-        return found
+    deferred = DeferredExperts(keep=lambda *_: False, experts=experts, importance=importance)
     keywords = {"dtype": dtype or "auto", "trust_remote_code": trust_remote_code}
     try:
-        built = inspect_checkpoint(model, keywords, found, auto_class).model
+        return inspect_checkpoint(model, keywords, deferred, auto_class, load_rest=is_gguf(model))
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the model {model}: {str(error).strip().partition(chr(10))[0]}") from error
-    found.dtypes, found.model_dtype = built._hotset_dtypes, str(built.config.dtype).removeprefix("torch.")
-    return found
 
 
 @contextmanager
-def _beside_experts(found: CheckpointInspection, model: str) -> Iterator[tuple[Path, dict[str, StoredTensor]]]:
+def _beside_experts(found: Inspected, model: str) -> Iterator[tuple[Path, dict[str, StoredTensor]]]:
     """The folder of a checkpoint's small files, and its other weights."""
-    if found.gguf is None:
+    gguf = found.deferred.gguf
+    if gguf is None:
         yield source_folder(model), dense_tensors(found)
         return
-    with small_files_of(found.model, found.gguf) as folder:
+    with small_files_of(found.model, gguf) as folder:
         yield folder, weights_of(found.model)
 
 
-def dense_tensors(found: CheckpointInspection) -> dict[str, StoredTensor]:
+def dense_tensors(found: Inspected) -> dict[str, StoredTensor]:
     """The stored tensors that no expert is made of, in the order of their files."""
-    catalog = _catalog(found)
+    catalog, files = found.catalog, found.deferred.files
     starts: dict[Path, list[int]] = {path: [] for path in catalog.files}
     for layer in catalog.layers:
         for segment in (segment for expert in layer.experts for segment in expert):
             starts[catalog.files[segment.file]].append(segment.offset)
     for offsets in starts.values():
         offsets.sort()
-    stored = read_headers([str(file) for file in found.files])
+    stored = read_headers([str(file) for file in files])
     dense = {
-        name: t for name, t in stored.items() if name not in found.unused and not _begins_in(starts.get(t.file, []), t)
+        name: t
+        for name, t in stored.items()
+        if name not in found.deferred.unused and not _begins_in(starts.get(t.file, []), t)
     }
-    return dict(sorted(dense.items(), key=lambda item: (found.files.index(item[1].file), item[1].offset)))
+    return dict(sorted(dense.items(), key=lambda item: (files.index(item[1].file), item[1].offset)))
 
 
 def read_experts(catalog: Catalog, wanted: Sequence[PackKey]) -> Iterator[tuple[int, int, Bytes]]:
-    """Read experts in this order, some ahead; what is yielded is good until the next is asked for."""
-    depth = max(2, min(AHEAD, AHEAD_BYTES // catalog.slot_bytes))
+    """Read experts in this order, several at a time; what is yielded is good until the next is asked for."""
+    depth = max(2, min(MAX_READS, MAX_READ_BYTES // catalog.slot_bytes))
     slots = [np.frombuffer(aligned_buffer(catalog.slot_bytes), np.uint8) for _ in range(depth)]
     readers = Readers(catalog, slots.__getitem__)
     under_way: deque[tuple[ReadTransfer, Load]] = deque()
@@ -189,37 +171,36 @@ def read_experts(catalog: Catalog, wanted: Sequence[PackKey]) -> Iterator[tuple[
             under_way.append((ReadTransfer(), Load(key.layer, key.expert, number % depth)))
             readers.start(under_way[-1][0], [under_way[-1][1]])
             if len(under_way) == depth:
-                yield _landed(*under_way.popleft(), slots)
+                yield _arrived(*under_way.popleft(), slots)
         while under_way:
-            yield _landed(*under_way.popleft(), slots)
+            yield _arrived(*under_way.popleft(), slots)
     finally:
         for transfer, _ in under_way:
             transfer.cancel_and_wait()
         readers.close()
 
 
-def _landed(transfer: ReadTransfer, load: Load, slots: list[Bytes]) -> tuple[int, int, Bytes]:
+def _arrived(transfer: ReadTransfer, load: Load, slots: list[Bytes]) -> tuple[int, int, Bytes]:
     transfer.wait_any()
     return load.layer, load.expert, slots[load.row]
 
 
-def _catalog(found: CheckpointInspection) -> Catalog:
-    if found.catalog is None:
-        raise ModelError("the model was not surveyed")
-    return found.catalog
-
-
-def _plan(found: CheckpointInspection, folder: Path, model: str, more: dict[str, str]) -> PackPlan:
-    layers = zip(found.moe_layers or [], _catalog(found).layers, strict=True)
+def _plan(found: Inspected, folder: Path, model: str, more: dict[str, str]) -> PackPlan:
+    layers = zip(found.moe_layers, found.catalog.layers, strict=True)
     meta = {
         "model": (Path(model) if is_gguf(model) else folder).resolve().name if Path(model).exists() else model,
-        "dtype": dtype_name(found.dtypes),
-        "fingerprint": fingerprint([*found.files, *_catalog(found).files], folder),
+        "dtype": dtype_name(found.model._hotset_dtypes),
+        "fingerprint": fingerprint([*found.deferred.files, *found.catalog.files], folder),
         **more,
     }
     return PackPlan(
         tuple(PackLayer(moe_layer.name, layer.layout, len(layer.experts)) for moe_layer, layer in layers), meta
     )
+
+
+def _dtype(found: Inspected) -> str:
+    """The type that a model computes in; one without memory says it in its config."""
+    return str(found.model.config.dtype if found.deferred.gguf is None else found.model.dtype).removeprefix("torch.")
 
 
 def fingerprint(files: Sequence[Path], folder: Path) -> str:

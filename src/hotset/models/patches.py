@@ -95,7 +95,7 @@ def replace_forward(module: torch.nn.Module, forward: Callable[..., Any]) -> Und
 
 
 def replace_calls(model: Any, forward: Callable[..., Any], generate: Callable[..., Any]) -> Undo:
-    """Stand in for a model's forward, to replay decode steps, and for its generate, to lend it a static cache."""
+    """Stand in for a model's forward, to replay decode steps, and for its generate, to give it a static cache."""
     return replace_attributes(model, {"forward": forward, "generate": generate})
 
 

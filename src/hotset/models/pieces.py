@@ -96,7 +96,9 @@ class Trials:
         name = piece.row_range.parameter
         source, named = self.sources[name], piece.flat()[0].name
         dtype = None if source.dequantises else self._parameter_dtype(piece)
-        zeros = {p: [as_cast(_zeros(t), dtype) for t in tensors] for p, tensors in piece.stored.items()}
+        empty = {p: [tensor_of(np.zeros(t.size_bytes, np.uint8), t.dtype, t.shape) for t in tensors]
+                 for p, tensors in piece.stored.items()}  # fmt: skip
+        zeros = {p: [as_cast(tensor, dtype) for tensor in tensors] for p, tensors in empty.items()}
         try:
             result = source.convert(name, zeros, self.model)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -183,10 +185,6 @@ def _row_order(numbered: torch.Tensor | None, inputs: int) -> torch.Tensor | Non
         if torch.equal(matrix, whole) and torch.equal(rows.sort().values, torch.arange(len(rows), dtype=rows.dtype)):
             return rows.long()
     return None
-
-
-def _zeros(tensor: StoredTensor) -> torch.Tensor:
-    return tensor_of(np.zeros(tensor.size_bytes, np.uint8), tensor.dtype, tensor.shape)
 
 
 def _name(dtype: torch.dtype) -> str:

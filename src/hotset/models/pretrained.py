@@ -34,7 +34,7 @@ def read_model(place: str, deferred: DeferredExperts, keywords: dict[str, Any], 
         with load_without_experts(deferred):
             found = chosen.from_pretrained(place, **(extra | keywords))
     if checked is None:  # it may be a pack in the hub's cache
-        check_if_packed(deferred.folder)
+        check_if_packed(deferred.files[0].parent if deferred.files else None)
     return found
 
 
@@ -43,24 +43,32 @@ class _InspectedError(Exception):
 
 
 class Inspected(NamedTuple):
-    """A model without memory, and where its experts lie."""
+    """A model without the memory of its experts, where these lie, and what else was found out."""
 
     model: Any
     moe_layers: list[MoeLayer]
     catalog: Catalog
+    deferred: DeferredExperts
 
 
 def inspect_checkpoint(
-    place: str, keywords: dict[str, Any], deferred: DeferredExperts | None = None, auto_class: Any = None
+    place: str,
+    keywords: dict[str, Any],
+    deferred: DeferredExperts | None = None,
+    auto_class: Any = None,
+    *,
+    load_rest: bool = False,
 ) -> Inspected:
-    """Begin to load a model, and stop where its experts are known and no weight has been read."""
+    """Begin to load a model, and stop where its experts are known and no weight has been read, or load the rest."""
     found: list[Inspected] = []
+    deferred = deferred or DeferredExperts(keep=lambda *_: False)
 
     def stop(model: Any, moe_layers: list[MoeLayer], catalog: Catalog) -> bool:
-        found.append(Inspected(model, moe_layers, catalog))
-        raise _InspectedError
+        found.append(Inspected(model, moe_layers, catalog, deferred))
+        if not load_rest:
+            raise _InspectedError
+        return False
 
-    deferred = deferred or DeferredExperts(keep=stop)
     deferred.keep = stop
     with suppress(_InspectedError):
         read_model(place, deferred, {"dtype": "auto"} | keywords, auto_class)

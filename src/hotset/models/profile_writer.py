@@ -56,7 +56,7 @@ class ProfileWriter:
                 monitor.poll()
             self._new_counts = controller.usage.counts - self._counts
             tokens = phase_tokens(controller) - self._tokens
-            seats, policy, found = residency_of(controller), controller.policy.name, learnt(controller)
+            residency, policy, found = residency_of(controller), controller.policy.name, learnt(controller)
             matrices = collected(controller.state) if controller.policy.collects_requests else None
             history = History.empty() if monitor is None else monitor.history(self._spans)
             self._new_spans = 0 if monitor is None else monitor.spans_ever
@@ -67,7 +67,7 @@ class ProfileWriter:
             learnt=found,
             hits=self._new_counts[HITS],
             misses=self._new_counts[MISSES],
-            seats=seats,
+            residency=residency,
             matrices=matrices,
             history=history,
             updated=now(),
@@ -77,9 +77,9 @@ class ProfileWriter:
 class ProfileAutosave:
     """Saves a profile every few minutes and at the end."""
 
-    def __init__(self, writer: ProfileWriter, every_s: float, say: Callable[[str], None]) -> None:
+    def __init__(self, writer: ProfileWriter, every_s: float, warn: Callable[[str], None]) -> None:
         self.writer, self.every_s = writer, every_s
-        self._say = say
+        self._warn = warn
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hotset-learner", daemon=True)
         self._thread.start()
@@ -93,7 +93,7 @@ class ProfileAutosave:
         try:
             self.writer.save()
         except HotsetError as error:
-            self._say(f"the profile could not be updated: {error}")
+            self._warn(f"the profile could not be updated: {error}")
 
     def stop(self) -> None:
         """Save for the last time; more than once does no harm, and a child process has nothing to save."""

@@ -134,8 +134,8 @@ def _can_be_split(module: Any, values: Values) -> bool:
         return False
     if not isinstance(values.get("logits_to_keep"), int) or values["logits_to_keep"] != 1:
         return False
-    wished = (values.get(name, getattr(module.config, name, None)) for name in _EXTRAS)
-    if any(wished) or values.get("use_cache") is False:
+    asked = (values.get(name, getattr(module.config, name, None)) for name in _EXTRAS)
+    if any(asked) or values.get("use_cache") is False:
         return False
     if _turns_by_length(module.config):
         return False

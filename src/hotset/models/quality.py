@@ -78,8 +78,11 @@ def measure(
 
     Given again after an interrupt, it goes on with the logits of the original that are there.
     """
+    from transformers import AutoConfig
+
     plan = open_index(packed).plan
-    vocabulary = _vocabulary(packed, options.trust_remote_code)
+    config = AutoConfig.from_pretrained(packed, trust_remote_code=options.trust_remote_code)
+    vocabulary = int(config.get_text_config().vocab_size)
     passes, tell = text.passes(vocabulary), progress or (lambda *_: None)
     options = replace(options, context=max(options.context, PASS_TOKENS))
     owner = json.dumps([plan.meta, text.sha256, text.tokens], sort_keys=True)
@@ -188,13 +191,6 @@ def _loaded(model: str, options: RunOptions) -> Iterator[Any]:
         loaded.hotset.close()
         del loaded
         gc.collect()
-
-
-def _vocabulary(packed: Path, trust_remote_code: bool) -> int:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(packed, trust_remote_code=trust_remote_code)
-    return int(config.get_text_config().vocab_size)
 
 
 def _tokens(windows: Sequence[Window]) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -22,7 +21,7 @@ from hotset.trace.run import Run
 from hotset.trace.trace import Labels
 
 RoutersAhead = Callable[[int, Tensor], Tensor]
-"""What the routers of the layers ahead make of a layer's input."""
+"""What the routers of the next layers make of a layer's input."""
 
 
 def routers_ahead(routers: Routers | None, distances: int, top_k: int) -> RoutersAhead:
@@ -75,9 +74,7 @@ class Recording(Recorder):
     def __enter__(self) -> Recording:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop_incomplete()
         self.stop()
 

@@ -1,4 +1,4 @@
-"""The routers of the layers ahead, applied to what this layer's router saw: predictions of what they will choose."""
+"""The routers of the next layers, applied to what this layer's router saw: predictions of what they will choose."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import torch
 from hotset.models.layers import MoeLayer, parent_of
 
 Tensor = torch.Tensor
-
-_CORRECTIONS = ("e_score_correction_bias", "expert_bias", "correction_bias")
-"""What families that choose by corrected scores add to them; it is not part of the weight of an expert."""
-
 
 _SCORES: tuple[Callable[[Tensor], Tensor] | None, ...] = (
     None,
@@ -111,8 +107,8 @@ class Routers:
         if distances == 1 and next_routers[0] is not None:
             return next_routers[0].best(hidden, width).unsqueeze(1)
         none = _nothing(len(hidden), 1, width, hidden.device)[:, 0]
-        said = [none if router is None else router.best(hidden, width) for router in next_routers]
-        return torch.stack(said + [none] * (distances - len(said)), dim=1)
+        predicted = [none if router is None else router.best(hidden, width) for router in next_routers]
+        return torch.stack(predicted + [none] * (distances - len(predicted)), dim=1)
 
     def scores(self, layer: int, hidden: Tensor, distances: int) -> list[Tensor]:
         """By what the routers of the next layers would choose for this layer's input: [tokens, experts] of each.
@@ -150,27 +146,28 @@ def _nothing(tokens: int, distances: int, width: int, device: torch.device) -> T
 def _router(model: Any, moe_layer: MoeLayer, asked: dict[type, Choice]) -> Router | None:
     """The router of a layer; None if it is more than a matrix, or if experts take a projection of what it takes."""
     parent = parent_of(moe_layer.name, model)
-    # The module that routes is in the one taken over, or beside the experts.
-    held = [getattr(holder, name, None) for holder in (moe_layer.module, parent) for name in ("router", "gate")]
+    traits = moe_layer.router
+    held = [getattr(holder, name, None) for holder in (moe_layer.module, parent) for name in traits.modules]
     module = next((each for each in held if isinstance(each, torch.nn.Module)), None)
     matrix = None if module is None else _matrix(module, moe_layer)
     if module is None or matrix is None:
         return None
     own, beside = _named(module), _named(parent, recurse=False)
-    corrections = [tensor.reshape(-1) for name, tensor in (beside | own).items() if name in _CORRECTIONS]
+    corrections = [tensor.reshape(-1) for name, tensor in (beside | own).items() if name in traits.corrections]
     correction = next((each[: moe_layer.experts] for each in corrections if len(each) >= moe_layer.experts), None)
     bias = own.get("bias")
     offset = None if bias is None or bias.shape != matrix.shape[:1] else bias.to(matrix.dtype)
     found = Router(matrix, moe_layer.experts, offset, correction)
-    return found._replace(choice=_choice(module, found, moe_layer.top_k, asked))
+    return found._replace(choice=_choice(module, found, moe_layer, asked))
 
 
 def _matrix(module: Any, moe_layer: MoeLayer) -> Tensor | None:
     """The one matrix of a router; a scale of its input becomes part of it."""
     if any(not buffer.is_floating_point() for buffer in module.buffers()):
-        return None  # it looks up experts by token, as in the first layers of DeepSeek V4
+        return None  # it looks up experts by token
     named = [(name.rpartition(".")[2], tensor) for name, tensor in module.named_parameters()]
-    matrices = [tensor.detach() for name, tensor in named if tensor.dim() == 2 and name not in _CORRECTIONS]
+    corrections = moe_layer.router.corrections
+    matrices = [tensor.detach() for name, tensor in named if tensor.dim() == 2 and name not in corrections]
     if len(matrices) != 1 or matrices[0].is_meta or matrices[0].element_size() == 1:
         return None
     matrix: Tensor = matrices[0]
@@ -193,15 +190,17 @@ def _width(moe_layer: MoeLayer) -> int:
 
 
 def _scale(model: Any, moe_layer: MoeLayer) -> Tensor | None:
-    """What turns the experts' input into the router's, where each has its own norm of the same state (Gemma 4)."""
-    norm = getattr(parent_of(moe_layer.name, model), "pre_feedforward_layernorm_2", None)
-    if norm is None or norm.weight.is_meta:
+    """What turns the experts' input into the router's, where each has its own norm of the same state."""
+    if moe_layer.router.experts_norm is None:
+        return None
+    norm: Any = parent_of(moe_layer.name, model).get_submodule(moe_layer.router.experts_norm)
+    if norm.weight.is_meta:
         return None
     weight: Tensor = norm.weight.detach()
     return weight.reciprocal().nan_to_num(posinf=0.0, neginf=0.0)  # what was times zero stays unknown
 
 
-def _choice(module: Any, router: Router, top_k: int, asked: dict[type, Choice]) -> Choice:
+def _choice(module: Any, router: Router, moe_layer: MoeLayer, asked: dict[type, Choice]) -> Choice:
     """How a router chooses; each class is asked once, where it makes a difference."""
     kind, groups = type(module), _groups(module, router.experts)
     if kind in asked:
@@ -209,7 +208,7 @@ def _choice(module: Any, router: Router, top_k: int, asked: dict[type, Choice]) 
     if not groups and (router.correction is None or not router.correction.any()):
         return Choice()
     options = [Choice(score, *limit) for limit in [(1, 1, 1), *groups] for score in _SCORES]
-    asked[kind] = _ask(module, router, top_k, options) or Choice(torch.sigmoid)  # as most families have it
+    asked[kind] = _ask(module, router, moe_layer, options) or Choice(torch.sigmoid)  # as most families have it
     return asked[kind]
 
 
@@ -221,17 +220,18 @@ def _groups(module: Any, experts: int) -> list[tuple[int, int, int]]:
 
 
 @torch.no_grad()
-def _ask(module: Any, router: Router, top_k: int, options: Sequence[Choice]) -> Choice | None:
+def _ask(module: Any, router: Router, moe_layer: MoeLayer, options: Sequence[Choice]) -> Choice | None:
     """The option that chooses most like the router itself; None if it cannot be asked."""
-    rows = _rows(router.matrix)
-    right = _chosen(module, rows, router.correction, top_k)
+    rows, top_k = _rows(router.matrix), moe_layer.top_k
+    holds_correction = any(name in moe_layer.router.corrections for name in _named(module))
+    right = _chosen(module, rows, None if holds_correction else router.correction, top_k)
     if right is None:
         return None
     logits = torch.nn.functional.linear(rows, router.matrix, router.offset)
 
     def alike(option: Choice) -> int:
-        said = option.scores(logits, router.correction, router.experts).topk(top_k, dim=-1).indices
-        return int((said.unsqueeze(-1) == right.unsqueeze(-2)).sum())
+        predicted = option.scores(logits, router.correction, router.experts).topk(top_k, dim=-1).indices
+        return int((predicted.unsqueeze(-1) == right.unsqueeze(-2)).sum())
 
     return max(options, key=alike)
 
@@ -245,9 +245,10 @@ def _rows(matrix: Tensor, count: int = 32) -> Tensor:
 
 def _chosen(module: Any, rows: Tensor, correction: Tensor | None, top_k: int) -> Tensor | None:
     """What the router itself chooses for these rows; families differ in how theirs is called."""
-    more = () if correction is None or any(name in _CORRECTIONS for name in _named(module)) else (correction,)
     try:
-        out = module.forward(rows, *more)  # not the call: a hook on that counts passes of the model
+        out = module.forward(
+            *(rows,) if correction is None else (rows, correction)
+        )  # not the call: a hook on that counts passes of the model
     except (TypeError, ValueError, RuntimeError, IndexError):
         return None
     numbers = [one for one in (out if isinstance(out, tuple) else ()) if one.dtype == torch.long]

@@ -26,13 +26,13 @@ PieceImportance = Callable[[Piece], torch.Tensor | None]
 class Target(ABC):
     """Where the pieces of one tensor go, the same for all experts of a layer."""
 
-    @abstractmethod
-    def is_direct(self, pieces: Sequence[Piece]) -> bool:
-        """Whether the bytes can be read straight into the slot."""
+    def is_direct(self, pieces: Sequence[Piece]) -> bool:  # noqa: ARG002 - codes are no numbers, nor the reverse
+        """Whether the bytes can be read straight into the slot; not unless a target says so."""
+        return False
 
-    @abstractmethod
     def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
         """The stored tensors, and where each begins in the slot, if that is so."""
+        raise ModelError(f"{pieces[0].flat()[0].name} must be converted")
 
     @abstractmethod
     def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
@@ -131,14 +131,6 @@ class ExpandedTarget(Target):
     def __init__(self, part: Part, transposed: bool, trials: Trials) -> None:
         self.part, self.transposed, self.trials = part, transposed, trials
 
-    def is_direct(self, pieces: Sequence[Piece]) -> bool:  # noqa: ARG002 - codes are no numbers
-        """It never is."""
-        return False
-
-    def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
-        """None can be used as it lies."""
-        raise ModelError(f"{pieces[0].flat()[0].name} must be decoded")
-
     def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
         """Have each matrix decoded by its own format."""
         (whole,) = _views([self.part], slot)
@@ -161,14 +153,6 @@ class MadeTarget(Target):
         self.weight, self.transposed, self.importance = weight, transposed, importance
         shape = (weight.inputs, weight.outputs) if transposed else (weight.outputs, weight.inputs)
         self.plain = PlainTarget(Part("", shape, weight.format.dtype), trials)
-
-    def is_direct(self, pieces: Sequence[Piece]) -> bool:  # noqa: ARG002 - numbers are no codes
-        """It never is."""
-        return False
-
-    def places(self, pieces: Sequence[Piece]) -> Iterator[tuple[StoredTensor, int]]:
-        """None can be used as it lies."""
-        raise ModelError(f"{pieces[0].flat()[0].name} must be encoded")
 
     def decode(self, pieces: Sequence[Piece], raw: RawBytes, slot: Bytes) -> None:
         """Convert as transformers would, and encode the result."""

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from hotset.checks import instance, put, shown, text, whole
+from hotset.checks import choice, instance, put, shown, text, whole
 from hotset.compiling import keep_compiled
 from hotset.errors import PolicyError
 from hotset.shape import ModelShape
@@ -70,6 +70,11 @@ def compiled_entry(function: F) -> F:
     return keep_compiled(**_HOT)(function)
 
 
+def entry_of(function: F) -> F:
+    """A compiled function of the hot path as Python calls it."""
+    return compiled_entry(getattr(function, "py_func", function))
+
+
 class Admit(IntEnum):
     """Which experts that had to be loaded are given a slot."""
 
@@ -100,6 +105,7 @@ class Named:
 
     name: ClassVar[str]
     observe: ClassVar[Callable[..., Any]]
+    state: ClassVar[Any] = None  # a NamedTuple of grids, of one that begins with zeros
     renamed: ClassVar[dict[str, str]] = {}  # hooks of earlier versions, and what they are called now
 
     def __init_subclass__(cls, **attributes: Any) -> None:
@@ -120,9 +126,12 @@ class Named:
     def check(self) -> None:
         """Raise PolicyError for options that make no sense."""
 
-    def start(self, shape: ModelShape) -> Any:  # noqa: ARG002 - every policy and forecast overrides this
-        """Fresh state for a model of this shape."""
-        raise PolicyError(f"{self.name} does not say how to start")
+    def start(self, shape: ModelShape) -> Any:
+        """Fresh state for a model of this shape: grids of zeros, unless a policy or forecast says more."""
+        kind = type(self).state
+        if kind is None:
+            raise PolicyError(f"{self.name} does not say how to start")
+        return kind(*(np.zeros((shape.layers, shape.experts)) for _ in kind._fields))
 
     @property
     def spec(self) -> str:
@@ -153,12 +162,8 @@ class Policy(Named):
     admit: str = "always"
 
     def __post_init__(self) -> None:
-        check_options(self)
-        if self.admit.upper() not in Admit.__members__:
-            raise PolicyError(
-                f'{self.name}: admit must be one of {", ".join(a.name.lower() for a in Admit)}, not "{self.admit}"'
-            )
-        self.check()
+        super().__post_init__()
+        choice(self.admit.lower(), Admit, f"{self.name}: admit", PolicyError)
 
     def with_future(self, state: Any, events: EventTable) -> Any:  # noqa: ARG002 - for policies that need the future
         """State for a replay of exactly these events; only offline policies look at them."""

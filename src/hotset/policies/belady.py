@@ -70,7 +70,7 @@ class Belady(Policy, name="belady", observe=observe, score=score, offline=True):
     def check(self) -> None:
         """Bypass decides admission by itself, and phases have names."""
         self.require(
-            not self.bypass or self.admit == "always", "bypass decides who is admitted: say bypass=off as well"
+            not self.bypass or self.admit == "always", "bypass decides what is admitted: give bypass=off as well"
         )
         self.require(self.phase in ("all", "prefill", "decode"), "phase is all, prefill or decode")
 

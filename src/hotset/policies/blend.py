@@ -212,7 +212,9 @@ class Blend(Policy, name="blend", observe=observe, score=score):
         width = padded(experts)
         shared = np.ones(FEATURES)
         shared[MEAN], shared[LIFT], shared[BIAS] = 0.0, 0.0, -4.0
-        table = (layers, experts, width) if self._wants_table(layers * experts * width * 4) else (0, experts, width)
+        small = layers * experts * width * 4 <= _TABLE_BYTES
+        wants_table = self.transitions == "on" or (self.transitions == "auto" and small)
+        table = (layers, experts, width) if wants_table else (0, experts, width)
         features = np.zeros((layers, FEATURES, width))
         features[:, BIAS, :experts] = 1.0
         return BlendState(
@@ -231,9 +233,6 @@ class Blend(Policy, name="blend", observe=observe, score=score):
             previous=np.zeros((layers, experts + 1), np.int32),
             scratch=np.zeros((3, width)),
         )
-
-    def _wants_table(self, size_bytes: int) -> bool:
-        return self.transitions == "on" or (self.transitions == "auto" and size_bytes <= _TABLE_BYTES)
 
 
 POLICY = Blend

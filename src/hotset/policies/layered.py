@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hotset.policies.base import EventView, Grid, Policy, compiled
-from hotset.shape import ModelShape
 
 
 class LayeredState(NamedTuple):
@@ -33,17 +30,13 @@ def score(state: LayeredState, table: Any, event: EventView, layer: int, expert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layered(Policy, name="layered", observe=observe, score=score):
+class Layered(Policy, name="layered", observe=observe, score=score, state=LayeredState):
     """The stalest expert leaves, counted in passes of its own layer; ties by the layer whose turn is furthest.
 
     A pool under plain LRU drops exactly what the next layers are about to ask for. Counting staleness per layer, as
     least-stale eviction (arXiv 2602.03921) and layered paging (arXiv 2509.02408) do, takes that cyclic scan out.
     With slots per layer it is LRU.
     """
-
-    def start(self, shape: ModelShape) -> LayeredState:
-        """Nothing was ever used."""
-        return LayeredState(np.zeros((shape.layers, shape.experts)))
 
 
 POLICY = Layered

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hotset.policies.base import EventView, Grid, Policy, compiled
-from hotset.shape import ModelShape
 
 
 class LfruState(NamedTuple):
@@ -34,13 +31,8 @@ def score(state: LfruState, table: Any, event: EventView, layer: int, expert: in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lfru(Policy, name="lfru", observe=observe, score=score):
+class Lfru(Policy, name="lfru", observe=observe, score=score, state=LfruState):
     """The smallest uses / (age + 1) leaves; best causal baseline in arXiv 2608.07911."""
-
-    def start(self, shape: ModelShape) -> LfruState:
-        """Nothing was ever used."""
-        grid = (shape.layers, shape.experts)
-        return LfruState(np.zeros(grid), np.zeros(grid))
 
 
 POLICY = Lfru

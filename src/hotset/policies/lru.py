@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hotset.policies.base import EventView, Grid, Policy, compiled
-from hotset.shape import ModelShape
 
 
 class LruState(NamedTuple):
@@ -31,12 +28,8 @@ def score(state: LruState, table: Any, event: EventView, layer: int, expert: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lru(Policy, name="lru", observe=observe, score=score):
+class Lru(Policy, name="lru", observe=observe, score=score, state=LruState):
     """The expert whose last use is oldest leaves."""
-
-    def start(self, shape: ModelShape) -> LruState:
-        """Nothing was ever used."""
-        return LruState(np.zeros((shape.layers, shape.experts)))
 
 
 POLICY = Lru

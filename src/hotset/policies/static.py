@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from hotset.policies.base import EventView, Grid, Policy, compiled
-from hotset.shape import ModelShape
 
 
 class StaticState(NamedTuple):
@@ -31,14 +28,10 @@ def score(state: StaticState, table: Any, event: EventView, layer: int, expert: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Static(Policy, name="static", observe=observe, score=score, needs_counts=True):
+class Static(Policy, name="static", observe=observe, score=score, state=StaticState, needs_counts=True):
     """The top experts by given counts stay for good; without counts, the first that come fill the slots and stay."""
 
     admit: str = "free"
-
-    def start(self, shape: ModelShape) -> StaticState:
-        """No counts are known yet."""
-        return StaticState(np.zeros((shape.layers, shape.experts)))
 
 
 POLICY = Static

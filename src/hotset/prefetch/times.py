@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hotset.policies.base import compiled, compiled_entry
+from hotset.policies.base import compiled, entry_of
 
 MIN_WEIGHT = 1.0 / 64  # of the newest step
 MIN_STEPS = 8  # before a proportion is believed
@@ -44,9 +44,7 @@ def seconds_per_miss(times: Any) -> float:
     return max(times[BOTH] / times[SPREAD], 0.0) if times[SPREAD] > 0.0 else 0.0
 
 
-@compiled_entry
-def _adjusted_now(times: Any, seconds: float, missed: int) -> float:
-    return adjusted(times, seconds, missed)
+_adjusted_now = entry_of(adjusted)
 
 
 class MissAdjustedTimes:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hotset.policies.base import compiled, compiled_entry
+from hotset.policies.base import compiled, entry_of
 
 CONTROL_EVERY = 16
 """One decode step in so many goes without prefetch, to compare with."""
@@ -177,7 +177,7 @@ def _compare(trial: TrialState, layer: int, saved_s: float) -> None:
 
 @compiled
 def _evidence(trial: TrialState, layer: int) -> float:
-    """How many standard errors the saving is away from nothing; nothing is said on few comparisons."""
+    """How many standard errors the saving is away from nothing; few comparisons count as nothing."""
     compared = trial.compared[layer]
     if compared < MIN_COMPARISONS:
         return 0.0
@@ -194,25 +194,5 @@ def _switch_off(trial: TrialState, layer: int, number: int) -> None:
     trial.block[layer] = -1
 
 
-@compiled_entry
-def note_step_now(trial: TrialState, number: int, seconds: float) -> None:
-    """`note_step` as Python calls it."""
-    note_step(trial, number, seconds)
-
-
-@compiled_entry
-def is_control_step_now(trial: TrialState, layer: int, number: int) -> bool:
-    """`is_control_step` as Python calls it."""
-    return is_control_step(trial, layer, number)
-
-
-@compiled_entry
-def budget_now(trial: TrialState, layer: int, number: int) -> int:
-    """`budget_of` as Python calls it."""
-    return budget_of(trial, layer, number)
-
-
-@compiled_entry
-def note_event_now(trial: TrialState, layer: int, number: int, stall_s: float, in_time: int, late: int) -> None:
-    """`note_event` as Python calls it."""
-    note_event(trial, layer, number, stall_s, in_time, late)
+note_step_now, is_control_step_now = entry_of(note_step), entry_of(is_control_step)
+budget_now, note_event_now = entry_of(budget_of), entry_of(note_event)

@@ -39,6 +39,75 @@ def part_folder(out: Path) -> Path:
     return out.with_name(out.name + ".part")
 
 
+class PackFolder:
+    """The folder of a pack that is being written: what cannot be written ends in a line, and what is flushed stays."""
+
+    def __init__(self, path: Path, end_bytes: int, files_bytes: int, *, durable: bool) -> None:
+        self.path, self.durable = path, durable
+        self.blocks = -1  # the open file of blocks
+        self.files_bytes = files_bytes  # of other files that are still to be written
+        self._end_bytes = end_bytes
+        self._can_resume = False
+        with self.writing():
+            _make_folder(path)
+
+    def open_blocks(self) -> None:
+        """Open the file of blocks, and remove what a killed run was in the middle of."""
+        self._can_resume = True  # the journal is there
+        self.blocks = os.open(self.path / BLOCKS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        for scratch in self.path.rglob(".*.part"):
+            shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink(missing_ok=True)
+
+    def set_aside(self) -> None:
+        """Give the file of blocks its full size, if the disk has room for the whole pack."""
+        self._check_room()
+        os.ftruncate(self.blocks, self._end_bytes)
+
+    def _check_room(self) -> None:
+        needed, free = self._needed_bytes(), shutil.disk_usage(self.path).free
+        if needed > free:
+            raise StoreError(
+                f"the disk of {self.path.parent} is too full: the pack needs {needed:,} bytes more and {free:,} are "
+                "free; free some space, or pack to another disk"
+            )
+
+    def close(self) -> None:
+        """Close the file of blocks."""
+        if self.blocks >= 0:
+            os.close(self.blocks)
+            self.blocks = -1
+
+    def flush(self, folder: Path) -> None:
+        """Have the names in a folder outlive a crash."""
+        if self.durable:
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A context in which errors of the system say what to do."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _FULL or not self._can_resume:
+                raise StoreError(
+                    f"cannot write {self.path}: {error.strerror or error}; choose another place"
+                ) from error
+            free = shutil.disk_usage(self.path).free
+            raise StoreError(
+                f"the disk of {self.path.parent} is full: the pack needs {self._needed_bytes():,} bytes more and "
+                f"{free:,} are free; free some space and give the same command again: it goes on where it stopped"
+            ) from error
+
+    def _needed_bytes(self) -> int:
+        """What is still to be written, as far as the disk has not set it aside already."""
+        held = os.fstat(self.blocks).st_blocks * 512 if self.blocks >= 0 else 0
+        return max(self._end_bytes - held, 0) + max(self.files_bytes, 0) + SPARE_BYTES
+
+
 class Packer(AbstractContextManager["Packer"]):
     """Writes one packed store; given the folder that an earlier one left behind, goes on with that.
 
@@ -54,20 +123,21 @@ class Packer(AbstractContextManager["Packer"]):
         durable: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        self.out, self.folder, self.plan, self.durable = out, part_folder(out), plan, durable
+        self.out, self.folder, self.plan = out, part_folder(out), plan
         blocks = sum(layer.experts * layer.layout.used_bytes for layer in plan.layers)
         self.meter = Meter(progress, (blocks + file_bytes) * (2 if durable else 1))  # what is read back counts again
-        self._files_bytes = file_bytes
         self._pending: dict[PackKey, bytes] = {}
         self._pending_bytes = 0
         self._chunks: dict[str, list[bytes]] = {}
         self._small: dict[str, FileDigest] = {}
-        self._handle = -1
-        with self._writing():
-            _make_folder(self.folder)
-            self.journal = Journal(self.folder, _owner(plan), durable=durable)
+        self._disk = PackFolder(self.folder, plan.end_bytes, file_bytes, durable=durable)
+        with self._disk.writing():
+            self.journal = Journal(self.folder, plan.meta | {"layout": seal_of(plan_document(plan))}, durable=durable)
             try:
-                self._open()
+                self._disk.open_blocks()
+                self._check_resumed()
+                self._disk.files_bytes -= sum(size for size, _ in self.journal.files.values())
+                self._disk.set_aside()
             except BaseException:
                 self.close()
                 raise
@@ -85,8 +155,8 @@ class Packer(AbstractContextManager["Packer"]):
         key = PackKey(layer, expert)
         layout = self.plan.layers[layer].layout
         clean = without_gaps(layout, block[: layout.used_bytes])
-        with self._writing():
-            _write_all(self._handle, memoryview(clean.data), self.plan.offset(key))
+        with self._disk.writing():
+            _write_all(self._disk.blocks, memoryview(clean.data), self.plan.offset(key))
         self._pending[key] = digest_of(clean)
         self._pending_bytes += len(clean)
         self.meter.advance(len(clean))
@@ -104,21 +174,22 @@ class Packer(AbstractContextManager["Packer"]):
         if name in self.journal.files:
             return
         digest, size = new_digest(), 0
-        with self._writing(), write_beside(self.folder / name) as scratch, scratch.open("wb", buffering=0) as file:
+        with self._disk.writing(), write_beside(self.folder / name) as scratch, scratch.open("wb", buffering=0) as file:
             for chunk in chunks:
-                with self._writing():
+                with self._disk.writing():
                     _write_all(file.fileno(), memoryview(chunk), size)
                 digest.update(chunk)
                 size += len(chunk)
                 self.meter.advance(len(chunk))
-        with self._writing():
-            self._flush(self.folder)
+        with self._disk.writing():
+            self._disk.flush(self.folder)
             self.journal.add_file(name, (size, digest.digest()))
+        self._disk.files_bytes -= size
 
     def add_small(self, name: str, content: bytes) -> None:
         """Write a file without weights; it may lie in a folder of its own, and is written anew by every run."""
         path, digest = self.folder / name, new_digest()
-        with self._writing():
+        with self._disk.writing():
             path.parent.mkdir(exist_ok=True)
         with write_beside(path) as scratch:
             scratch.write_bytes(content)
@@ -127,10 +198,10 @@ class Packer(AbstractContextManager["Packer"]):
 
     def commit(self) -> None:
         """Make sure that what was written so far outlives a crash."""
-        with self._writing():
-            if self.durable:
-                os.fsync(self._handle)
-                forget(self._handle)
+        with self._disk.writing():
+            if self._disk.durable:
+                os.fsync(self._disk.blocks)
+                forget(self._disk.blocks)
             self.journal.add_blocks(self._pending)
         self._pending, self._pending_bytes = {}, 0
 
@@ -141,17 +212,17 @@ class Packer(AbstractContextManager["Packer"]):
             raise StoreError(
                 f"{self.plan.name(absent[0])} and {len(absent) - 1:,} more were never written to {self.out}"
             )
-        if self.durable:
+        if self._disk.durable:
             self._read_back()
         blocks = self.journal.blocks
         digests = [[blocks[PackKey(n, e)] for e in range(layer.experts)] for n, layer in enumerate(self.plan.layers)]
         index = PackIndex(self.plan, digests, self.journal.files, self._chunks, self._small)
-        with self._writing(), write_beside(self.folder / INDEX_FILE) as scratch:
+        with self._disk.writing(), write_beside(self.folder / INDEX_FILE) as scratch:
             scratch.write_bytes(index.to_bytes())
-        with self._writing():
-            self._flush(self.folder)
+        with self._disk.writing():
+            self._disk.flush(self.folder)
             os.rename(self.folder, self.out)
-            self._flush(self.out.parent)
+            self._disk.flush(self.out.parent)
             tidy(self.out)
         return index
 
@@ -160,21 +231,10 @@ class Packer(AbstractContextManager["Packer"]):
         if self._pending:
             with suppress(StoreError):
                 self.commit()
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        self._disk.close()
         self.journal.close()
 
-    def _open(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._handle = os.open(self.folder / BLOCKS_FILE, flags, 0o666)
-        for scratch in self.folder.rglob(".*.part"):  # what a killed run was in the middle of
-            shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink(missing_ok=True)
-        self._distrust()
-        self._check_room()
-        os.ftruncate(self._handle, self.plan.end_bytes)
-
-    def _distrust(self) -> None:
+    def _check_resumed(self) -> None:
         """Take over from an earlier run only what is still on the disk as the journal has it."""
         journal, known = self.journal, set(self.plan.keys())
         wanted = [key for key in journal.blocks if key in known]
@@ -200,43 +260,6 @@ class Packer(AbstractContextManager["Packer"]):
                 self._chunks[name] = found[1]
                 self.meter.advance(file[0])
 
-    def _needed_bytes(self) -> int:
-        """What is still to be written, as far as the disk has not set it aside already."""
-        files = self._files_bytes - sum(size for size, _ in self.journal.files.values())
-        held = os.fstat(self._handle).st_blocks * 512 if self._handle >= 0 else 0
-        return max(self.plan.end_bytes - held, 0) + max(files, 0) + SPARE_BYTES
-
-    def _check_room(self) -> None:
-        needed, free = self._needed_bytes(), shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise StoreError(
-                f"the disk of {self.folder.parent} is too full: the pack needs {needed:,} bytes more and {free:,} are "
-                "free; free some space, or pack to another disk"
-            )
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in _FULL or not hasattr(self, "journal"):
-                raise StoreError(
-                    f"cannot write {self.folder}: {error.strerror or error}; choose another place"
-                ) from error
-            free = shutil.disk_usage(self.folder).free
-            raise StoreError(
-                f"the disk of {self.folder.parent} is full: the pack needs {self._needed_bytes():,} bytes more and "
-                f"{free:,} are free; free some space and give the same command again: it goes on where it stopped"
-            ) from error
-
-    def _flush(self, folder: Path) -> None:
-        if self.durable:
-            handle = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-
 
 def tidy(out: Path) -> None:
     """Remove the journal of a finished pack, which a kill in the last moment may have left."""
@@ -252,10 +275,6 @@ def without_gaps(layout: SlotLayout, block: Bytes) -> Bytes:
     for part in layout.parts:
         clean[part.offset : part.offset + part.size_bytes] = block[part.offset : part.offset + part.size_bytes]
     return clean
-
-
-def _owner(plan: PackPlan) -> dict[str, str]:
-    return plan.meta | {"layout": seal_of(plan_document(plan))}
 
 
 def _make_folder(folder: Path) -> None:

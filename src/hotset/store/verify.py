@@ -58,7 +58,7 @@ def verify_packed(folder: Path, progress: Progress | None = None) -> VerifyRepor
     meter, damages = Meter(progress, total), []
     for key, digest in block_digests(folder / BLOCKS_FILE, index.plan, keys):
         if digest != index.digests[key.layer][key.expert]:
-            damages.append(_damage(folder, index.plan, key))
+            damages.append(f"{index.plan.name(key)} in {folder / BLOCKS_FILE} at byte {index.plan.offset(key):,}")
         meter.advance(index.plan.used_bytes(key))
     for name, expected in files.items():
         if file_digest(folder / name) != expected:
@@ -139,7 +139,3 @@ def _block_digest(handle: int, offset: int, size_bytes: int) -> bytes | None:
     except OSError:
         return None
     return digest_of(block) if len(block) == size_bytes else None
-
-
-def _damage(folder: Path, plan: PackPlan, key: PackKey) -> str:
-    return f"{plan.name(key)} in {folder / BLOCKS_FILE} at byte {plan.offset(key):,}"

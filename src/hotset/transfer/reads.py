@@ -1,4 +1,4 @@
-"""The experts that one event waits for: they land one by one, and the first to land is computed first.
+"""The experts that one event waits for: they arrive one by one, and the first to arrive is computed first.
 
 An interrupt may strike a thread that waits for a transfer between any two steps, so nothing here depends on a step that
 comes later: which pieces are waiting and which are being read is written down where it happens, each by one operation
@@ -105,7 +105,7 @@ class ReadTransfer:
         self._ended.put(None)
 
     def refuse(self, expert: int) -> None:
-        """Say of an expert that has not landed that it does not come; nothing of it is under way any more."""
+        """Say of an expert that has not arrived that it does not come; nothing of it is under way any more."""
         if all(came != expert for came, _ in self._came):
             self.complete(expert, HotsetError("a background read was cancelled: ask again"))
 
@@ -115,14 +115,14 @@ class ReadTransfer:
         return not self._waiting and not self._reading
 
     def forward_to(self, other: ReadTransfer) -> None:
-        """Let everything of this transfer, landed already or not, land in another as well."""
+        """Let everything of this transfer, arrived already or not, arrive in another as well."""
         with self._lock:
             self._forward_to = other
             for came in self._came:
                 other.completed.put(came)
 
     def wait_any(self) -> list[int]:
-        """Wait for at least one expert and return all that have landed; a failed load raises here."""
+        """Wait for at least one expert and return all that have arrived; a failed load raises here."""
         arrived = [self._next()]
         while not self.completed.empty():
             arrived.append(self._next())
@@ -145,16 +145,14 @@ class ReadTransfer:
                 self._ended.get(timeout=min(left_s, _LOOK_S))
 
     def _next(self) -> int:
-        expert, error = self._wait()
+        while True:
+            with suppress(Empty):
+                expert, error = self.completed.get(timeout=_WAIT_S)
+                break
+            if self.cancelled:
+                raise StoreError("these loads were cancelled while they were waited for")
         if error is not None:
             if isinstance(error, HotsetError):
                 raise error
             raise HotsetError(f"loading expert {expert} failed: {error!r}") from error
         return expert
-
-    def _wait(self) -> tuple[int, BaseException | None]:
-        while True:
-            with suppress(Empty):
-                return self.completed.get(timeout=_WAIT_S)
-            if self.cancelled:
-                raise StoreError("these loads were cancelled while they were waited for")

@@ -136,13 +136,16 @@ def test_a_quarter_says_what_stock_says(tokenizer: Any, stock: Any, shared: Any)
 
 
 @pytest.mark.parametrize(("memory", "prefetch"), [("12.5%", "off"), ("50%", "off"), ("25%", "gate")])
-def test_other_sizes_and_guesses_say_what_stock_says(tokenizer: Any, stock: Any, memory: str, prefetch: str) -> None:
+def test_other_sizes_and_prefetch_say_what_stock_says(tokenizer: Any, stock: Any, memory: str, prefetch: str) -> None:
     model = load(memory=memory, prefetch=prefetch)
     assert text(model, ids_of(tokenizer), 96) == text(stock, ids_of(tokenizer), 96)
     driven(model)
-    guesses = model.hotset.engine.offload.prefetcher
-    assert (guesses is not None) == (prefetch == "gate")
-    assert guesses is None or guesses.counts.in_time_bytes + guesses.counts.late_bytes + guesses.counts.wasted_bytes > 0
+    prefetcher = model.hotset.engine.offload.prefetcher
+    assert (prefetcher is not None) == (prefetch == "gate")
+    assert (
+        prefetcher is None
+        or prefetcher.counts.in_time_bytes + prefetcher.counts.late_bytes + prefetcher.counts.wasted_bytes > 0
+    )
     model.hotset.close()
 
 

@@ -1,4 +1,4 @@
-"""Guesses on the device: whatever was guessed, and however far it came, every pair finds the bytes of its expert."""
+"""Prefetch on the device: whatever was predicted, and however far it came, every pair finds the bytes of its expert."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Event(NamedTuple):
 
 
 class Machine:
-    """A cache on the device with guesses, a host that serves the same events without them, and a look at every row."""
+    """A cache on the device with prefetch, a host that serves the same events without it, and a look at every row."""
 
     def __init__(
         self, tokens: int = 1, slots: int = 5, spec: str = "lru", seed: int = 0, distances: int = DISTANCES
@@ -92,7 +92,7 @@ class Machine:
         return self.memory[row, : USED[layer]].cpu()
 
     def run(self, events: list[Event], begins: str = "after") -> None:
-        """One pass; an event begins before the guesses for it set out, while they are under way, or after that."""
+        """One pass; an event begins before the predictions for it set out, while they are under way, or after that."""
         self.plan.out.step.add_(1)
         began = False
         for layer, event in enumerate(events):
@@ -155,7 +155,7 @@ class Machine:
             self.check_list(target)
 
     def poison(self) -> None:
-        """Spoil all rows that nobody may read: staging, and those for guesses but for what is on its way."""
+        """Spoil all rows that no event may read: staging, and those for predictions but for what is on its way."""
         now, targets = self.state.stop.item(), self.state.target.tolist()
         mine = [
             row for part, target in enumerate(targets) if target >= now for row in self.state.queued_row[part].tolist()
@@ -165,7 +165,7 @@ class Machine:
             self.memory[row] = POISON
 
     def agrees_with_the_host(self, layer: int, index: Any) -> None:
-        """Guesses change nothing in who is loaded, who leaves and who sits where."""
+        """Predictions change nothing in who is loaded, who leaves and who sits where."""
         real = index[(index >= 0) & (index < SHAPE.experts)]
         experts, counts = np.unique(real, return_counts=True)
         missing = 0
@@ -176,7 +176,7 @@ class Machine:
         np.testing.assert_array_equal(self.table.table.slot_of.cpu().numpy(), self.host.table.slot_of)
 
     def expect(self, layer: int, held: Any) -> None:
-        """CounterDelta by hand what came of the guesses."""
+        """CounterDelta by hand what came of the predictions."""
         half, missing = layer % self.parts, self.plan.out.missing.item()
         wanted = self.plan.out.loads[:missing, 0].tolist()
         claims = self.ahead.job_queued[:missing].tolist()
@@ -199,7 +199,7 @@ class Machine:
         np.testing.assert_array_equal(self.state.tallies.cpu().numpy(), self.expected)
 
     def copied(self, layer: int, place: int) -> tuple[int, int]:
-        """How many blocks of a guess have come, and how many there are."""
+        """How many blocks of a prediction have come, and how many there are."""
         total = -(-WORDS[layer] // PREFETCH.block)
         done = self.state.progress[layer % self.parts].tolist()
         numbers = range(place * total, (place + 1) * total)
@@ -229,7 +229,7 @@ class Machine:
 
 
 def said_of(rng: Any, index: Any, kind: str) -> Any:
-    """What a router names beforehand: who will be chosen, nobody of them, anybody, or some of each."""
+    """What a router names beforehand: those that will be chosen, none of them, any, or some of each."""
     rows = []
     for row in index:
         right, others = rng.permutation(row), rng.permutation(np.setdiff1d(np.arange(SHAPE.experts), row))
@@ -300,10 +300,10 @@ def test_pairs_find_their_bytes(kind: str, begins: str) -> None:
 @pytest.mark.parametrize(("kind", "tokens", "spec"), [
     ("oracle", 1, "lru"), ("mixed", 1, "lfu:admit=score"), ("oracle", 3, "lru"), ("mixed", 4, "blend"),
 ])  # fmt: skip
-def test_pairs_find_their_bytes_wherever_the_guesses_stop(
+def test_pairs_find_their_bytes_wherever_the_predictions_stop(
     monkeypatch: pytest.MonkeyPatch, kind: str, tokens: int, spec: str
 ) -> None:
-    """Seated and staged alike: with more tokens more are staged than have slots."""
+    """With and without a slot alike: with more tokens more are staged than have slots."""
     stop_at_random(monkeypatch, tokens)
     machine = Machine(tokens, 5 if tokens == 1 else 4, spec, seed=tokens)
     machine.state.max_queued.fill_(PER_PART)
@@ -316,7 +316,7 @@ def test_pairs_find_their_bytes_wherever_the_guesses_stop(
 @pytest.mark.skipif(not CUDA, reason="needs two streams")
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_pairs_find_their_bytes_in_a_race(tokens: int) -> None:
-    """The event begins while its guesses are on their way, on another stream."""
+    """The event begins while its predictions are on their way, on another stream."""
     machine = Machine(tokens, seed=tokens)
     for _ in range(100):
         machine.run(events_of(machine.rng, tokens, "mixed"), "meanwhile")
@@ -324,7 +324,7 @@ def test_pairs_find_their_bytes_in_a_race(tokens: int) -> None:
 
 
 @interpreted
-def test_a_guess_is_fetched_from_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_is_fetched_from_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every number of blocks: those that came are not fetched again, and all others are."""
     machine = Machine(distances=1)
     machine.state.max_queued.fill_(2)
@@ -359,7 +359,7 @@ def test_a_guess_is_fetched_from_where_it_stopped(monkeypatch: pytest.MonkeyPatc
     assert len(seen) > blocks // 3
 
 
-def test_what_was_guessed_for_one_pass_is_nothing_to_the_next() -> None:
+def test_what_was_predicted_for_one_pass_is_nothing_to_the_next() -> None:
     """Layer 0 shares its part with layer 3 of the pass before."""
     machine = Machine()
     events = events_of(machine.rng, 1, "oracle")
@@ -400,7 +400,7 @@ def test_nothing_is_sent_while_switched_off() -> None:
 
 
 def test_a_list_goes_on_when_its_layer_comes_nearer() -> None:
-    """What has set out stays first; whoever has not makes way for those who are named now."""
+    """What has started stays first; the rest makes way for what is predicted now."""
     machine = Machine()
     events = events_of(machine.rng, 1, "oracle")
     machine.state.stop.add_(1)

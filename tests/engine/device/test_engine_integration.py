@@ -1,4 +1,4 @@
-"""The device-driven engine among all that changes a cache: guesses, pins, policies, recordings, prompts and failures.
+"""The device-driven engine among all that changes a cache: prefetch, pins, policies, recordings, prompts and failures.
 
 Without a GPU the kernels run in Triton's interpreter, and a step is run again instead of being captured.
 """
@@ -196,7 +196,7 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
     model.hotset.close()
 
 
-def test_passes_with_guesses_are_those_that_the_payoff_names(folder: Path) -> None:
+def test_passes_with_predictions_are_those_that_the_payoff_names(folder: Path) -> None:
     model = load(folder, ahead=4, install=False)
     engine = model.hotset.engine
     runs = [Step(number, 1, 1, Phase.DECODE, 0, engine.driver) for number in range(32)]
@@ -230,7 +230,7 @@ def test_the_device_waits_until_nothing_is_on_its_way(folder: Path) -> None:
 # What runs.
 
 
-def test_guesses_come_and_go_with_the_passes_and_are_counted(stock: Any, folder: Path) -> None:
+def test_predictions_come_and_go_with_the_passes_and_are_counted(stock: Any, folder: Path) -> None:
     model = load(folder, ahead=4)
     engine = model.hotset.engine
     engine.offload.prefetcher.predictor = predictor = predictor_for(engine, auto=True)
@@ -384,7 +384,7 @@ def test_a_recording_is_that_of_the_host(folder: Path) -> None:
         traces.append(recording.finish())
         model.hotset.close()
     mine, theirs = traces
-    for name in ("experts", "request", "step", "phase", "token_ids", "guesses"):
+    for name in ("experts", "request", "step", "phase", "token_ids", "predictions"):
         assert np.array_equal(getattr(mine, name), getattr(theirs, name)), name
     assert mine.weights.dtype == theirs.weights.dtype == np.float16
     assert np.allclose(mine.weights, theirs.weights, atol=2e-3)
@@ -392,11 +392,11 @@ def test_a_recording_is_that_of_the_host(folder: Path) -> None:
 
 def test_recordings_of_other_gates_have_graphs_of_their_own(folder: Path) -> None:
     model = load(folder)
-    for guesses in (0, 1, 2, 1):
-        with model.hotset.trace(lookahead=guesses) as recording:
+    for predictions in (0, 1, 2, 1):
+        with model.hotset.trace(lookahead=predictions) as recording:
             greedy(model, 2)
-        found = recording.finish().guesses
-        assert (found is None) if not guesses else (found.shape[2] == guesses)
+        found = recording.finish().predictions
+        assert (found is None) if not predictions else (found.shape[2] == predictions)
     assert len(model.graphs.held) == 3
     model.hotset.close()
 
@@ -618,7 +618,7 @@ def test_a_batch_that_staging_is_too_small_for_names_both_ways_to_set_it(folder:
 def test_a_search_in_one_thread_leaves_the_device_to_another(folder: Path) -> None:
     model = load(folder)
     found: list[Any] = []
-    with model.graphs._reordering.one_more():
+    with model.graphs.hook.reordering.one_more():
         greedy(model, 2)
         assert not model.graphs.held
         thread = threading.Thread(target=lambda: found.append(greedy(model, 3)))

@@ -1,4 +1,4 @@
-"""Forecasts on a live engine: the text and the cache stay as they are, and what is guessed is what the routers say."""
+"""Forecasts on a live engine: the text and the cache stay as they are, and predictions are what the routers say."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(prefetch: str, memory: str = "25%", **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def plain() -> tuple[list[list[int]], dict[str, Any]]:
-    """The text and the counts without guesses."""
+    """The text and the counts without predictions."""
     model = load("off")
     text, stats = greedy(model), model.hotset.stats()
     assert model.hotset.engine.offload.prefetcher is None
@@ -53,7 +53,7 @@ def plain() -> tuple[list[list[int]], dict[str, Any]]:
     return text, stats
 
 
-def test_without_guesses_the_text_is_that_of_the_stock_model(stock: Any, plain: Any) -> None:
+def test_without_predictions_the_text_is_that_of_the_stock_model(stock: Any, plain: Any) -> None:
     assert greedy(stock) == plain[0]
 
 
@@ -70,11 +70,11 @@ def test_no_forecast_changes_the_text_or_the_cache_and_its_counts_add_up(prefetc
     for count in ("hits", "misses", "asked", "resident"):
         assert stats[count] == before[count]
     found = stats["prefetch"]
-    foreseen = {"prefetch_hits": found["in_time"], "late": found["late"]}
-    assert foreseen.items() <= stats.items()
+    prefetched = {"prefetch_hits": found["in_time"], "late": found["late"]}
+    assert prefetched.items() <= stats.items()
     assert before["prefetch_hits"] == before["late"] == 0
     assert stats["prefill"] == before["prefill"]
-    assert stats["decode"] == before["decode"] | foreseen
+    assert stats["decode"] == before["decode"] | prefetched
     assert found["forecast"] == ("gate" if prefetch == "auto" else prefetch)
     assert found["auto"] == (prefetch == "auto")
     assert found["in_time"] + found["late"] + found["wasted"] + left > 0
@@ -85,11 +85,11 @@ def test_no_forecast_changes_the_text_or_the_cache_and_its_counts_add_up(prefetc
     assert before["loaded_bytes"] == one * before["misses"]
     for what in ("in_time", "late", "wasted"):
         assert found[f"{what}_bytes"] == found[what] * one
-    assert stats["loaded_bytes"] == before["loaded_bytes"]  # a guess that came true counts as a load
+    assert stats["loaded_bytes"] == before["loaded_bytes"]  # a prediction that came true counts as a load
 
 
 @pytest.mark.parametrize("prefetch", ["gate", "transition"])
-def test_a_batch_is_served_as_without_guesses(prefetch: str) -> None:
+def test_a_batch_is_served_as_without_predictions(prefetch: str) -> None:
     ids = torch.tensor([[5, 900, 31, 7], [410, 77, 12, 600], [3, 3, 8, 250]])
     found = []
     for name in ("off", prefetch):
@@ -120,7 +120,7 @@ def test_where_everything_is_resident_nothing_is_fetched_ahead(prefetch: str) ->
 
 
 @pytest.mark.parametrize("memory", ["4MiB", "12MiB", "20MB"])
-def test_a_budget_in_bytes_pays_for_the_slots_of_guesses(memory: str) -> None:
+def test_a_budget_in_bytes_pays_for_the_slots_of_predictions(memory: str) -> None:
     model = load("gate", memory=memory)
     stats, plan = model.hotset.stats(), model.hotset.engine.controller.plan
     size = Budget.parse(memory).size_bytes or 0
@@ -137,7 +137,7 @@ def planned(size: int, shape: ModelShape, ahead: int, staging: int | None = None
     )
 
 
-def test_no_budget_in_bytes_is_exceeded_and_guesses_take_a_sixteenth_at_most() -> None:
+def test_no_budget_in_bytes_is_exceeded_and_predictions_take_a_sixteenth_at_most() -> None:
     for slots in range(40, 600, 7):
         plan = planned(slots * 1000 + 999, SHAPE, prefetch_rows(Driver.CPU, SHAPE))
         assert plan.cached + plan.staging + plan.prefetch_rows <= slots
@@ -155,21 +155,21 @@ def test_a_budget_in_shares_or_slots_speaks_of_the_cache_alone(memory: str) -> N
     assert [plan.prefetch_rows for plan in plans] == [0, 16]
 
 
-def test_guesses_do_not_push_out_experts_that_would_all_fit() -> None:
+def test_predictions_do_not_push_out_experts_that_would_all_fit() -> None:
     size = (SHAPE.total_experts + 4) * 1000
     assert planned(size, SHAPE, 0).cached == SHAPE.total_experts
     assert planned(size, SHAPE, 16).cached == SHAPE.total_experts
 
 
 @pytest.mark.parametrize("layers", [16, 24, 48])
-def test_the_smallest_budget_works_with_guesses_too(layers: int) -> None:
+def test_the_smallest_budget_works_with_predictions_too(layers: int) -> None:
     shape = ModelShape(layers, 64, 8, 1000)
     least = least_slots(shape, Scope.LAYER)
     assert planned((least + 1) * 1000, shape, 0).cached == least
     assert planned((least + 1) * 1000, shape, prefetch_rows(Driver.CPU, shape)).cached == least
 
 
-def test_a_reset_counts_guesses_anew() -> None:
+def test_a_reset_counts_predictions_anew() -> None:
     model = load("gate")
     greedy(model, 6)
     model.hotset.reset_stats()
@@ -214,7 +214,7 @@ def watched() -> Watch:
     return watch
 
 
-def test_live_guesses_are_those_of_the_next_layers_router(watched: Watch, stock: Any) -> None:
+def test_live_predictions_are_those_of_the_next_layers_router(watched: Watch, stock: Any) -> None:
     routers = {name: weight for name, weight in stock.named_parameters() if name.endswith("mlp.gate.weight")}
     assert len(routers) == LAYERS
     assert len(watched.said) == (NEW - 1) * LAYERS
@@ -240,13 +240,13 @@ def test_what_is_sent_for_is_likely_not_near_and_of_the_next_layer(watched: Watc
         assert {key.layer for key in keys} <= {(layer + 1) % LAYERS}
 
 
-def test_recorded_guesses_are_those_that_the_live_gates_would_have_made(stock: Any) -> None:
-    # A recorded guess lies at its target: [token, target, distance - 1]. The whole request is run again in one pass.
+def test_recorded_predictions_are_those_that_the_live_gates_would_have_made(stock: Any) -> None:
+    # A recorded prediction lies at its target: [token, target, distance - 1]. The request is run again in one pass.
     trace = Trace.load(reference.trace_path("python"))
     trace = trace.take(trace.request == 0)
-    assert trace.guesses is not None
+    assert trace.predictions is not None
     assert trace.token_ids is not None
-    distances, width = trace.guesses.shape[2:]
+    distances, width = trace.predictions.shape[2:]
     inputs, chosen = routed(stock, torch.from_numpy(trace.token_ids.astype(np.int64))[None])
     routers = Routers.of(stock, find_moe_layers(stock))
     assert routers is not None
@@ -256,11 +256,11 @@ def test_recorded_guesses_are_those_that_the_live_gates_would_have_made(stock: A
         said = routers.predict(layer, inputs[layer], distances, width).numpy()
         for distance in range(1, distances + 1):
             if layer + distance < LAYERS:
-                recorded = trace.guesses[:, layer + distance, distance - 1]
+                recorded = trace.predictions[:, layer + distance, distance - 1]
                 assert np.mean(said[:, distance - 1] == recorded) > 0.97
             else:
                 assert (said[:, distance - 1] == -1).all()
-    assert (trace.guesses[:, 0] == -1).all()
+    assert (trace.predictions[:, 0] == -1).all()
 
 
 def routed(model: Any, ids: Any) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -372,7 +372,7 @@ def test_experts_with_a_slot_are_not_sent_for() -> None:
     assert [key.expert for key in sent_after(predictor, 0, [1], 1)] == [11, 13, 14, 15]
 
 
-def test_nothing_is_asked_or_learnt_while_guessing_is_switched_off() -> None:
+def test_nothing_is_asked_or_learnt_while_predicting_is_switched_off() -> None:
     asked: list[int] = []
     predictor = predictor_of("previous", gate=lambda *_: asked.append(1))
     for number in range(1, 200):
@@ -394,7 +394,7 @@ def test_what_the_gates_say_of_a_batch_reaches_the_forecast_by_votes() -> None:
     event = ExpertBatch(torch.zeros(2, 4), index, torch.ones(2, 2), EXPERTS, said)
     seen = predictor._seen(0, event, Step(1, 2, 1, Phase.DECODE, 0, None))
     assert (seen.experts.tolist(), seen.counts.tolist(), seen.tokens) == ([1, 4, 9], [1, 2, 1], 2)
-    assert seen.guesses.tolist() == [[7, 5]]
+    assert seen.predictions.tolist() == [[7, 5]]
     assert event.flat.tolist() == [1, 4, 4, 9]
 
 
@@ -424,8 +424,8 @@ def test_prompts_are_learnt_from() -> None:
 
 def test_stats_say_what_was_decided() -> None:
     payoff = PrefetchTrial(2, most=3)
-    with_guesses, without = sorted((6, 7), key=lambda number: payoff.most(1, number) == 0)
-    payoff.note_event(1, with_guesses, 2e-3, 0, 1)
+    with_predictions, without = sorted((6, 7), key=lambda number: payoff.most(1, number) == 0)
+    payoff.note_event(1, with_predictions, 2e-3, 0, 1)
     payoff.note_event(1, without, 1e-3, 0, 0)
     found = SimpleNamespace(**payoff.as_dict())
     assert (found.decision, "0 of at least 8 comparisons" in found.reason) == ("trial", True)

@@ -1,4 +1,4 @@
-"""The host driver from parts: in whatever order experts arrive, every product is of the right row; failures mend."""
+"""The host driver from parts: in whatever order experts arrive, products use the right rows; failures are repaired."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Labelled:
         scale = torch.empty(len(pairs), 1)
         for expert, end in zip(experts, ends, strict=True):
             scale[begin:end], begin = float(expert) + 1, end
-        batch.scatter(places, given * scale)
+        batch.output.scatter(places, given * scale)
 
 
 class Bench:

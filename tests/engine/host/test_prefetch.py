@@ -1,4 +1,4 @@
-"""Fetching ahead: whatever is guessed, the text and the cache stay the same; only times differ."""
+"""Prefetch: whatever is predicted, the text and the cache stay the same; only times differ."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def truth() -> tuple[Any, Trace]:
 
 
 class Said:
-    """Guesses by a rule that knows nothing, everything, or the opposite."""
+    """Predictions by a rule that knows nothing, everything, or the opposite."""
 
     needs_tokens = False
 
@@ -118,7 +118,7 @@ class Said:
 
 
 def rows_are_kept(engine: Any) -> bool:
-    """Every row of memory belongs to exactly one slot, staging place or guess, and holds what it should."""
+    """Every row of memory belongs to exactly one slot, staging place or prediction, and holds what it should."""
     rows = engine.offload.arena.rows()
     for key in engine.controller.residents():
         used = engine.offload.catalog.layers[key.layer].layout.used_bytes
@@ -131,8 +131,8 @@ def rows_are_kept(engine: Any) -> bool:
 
 
 @pytest.fixture(scope="module")
-def without_guesses(truth: Any) -> Callable[[str, Scope], dict[str, Any]]:
-    """The statistics of a run without guesses, once for each kind of engine and scope."""
+def without_predictions(truth: Any) -> Callable[[str, Scope], dict[str, Any]]:
+    """The statistics of a run without predictions, once for each kind of engine and scope."""
 
     @cache
     def stats(kind: str, scope: Scope) -> dict[str, Any]:
@@ -156,11 +156,11 @@ SMALL = "gpu with a small RAM tier"
         (SMALL, "oracle", Scope.LAYER, 8), (SMALL, "wrong", Scope.POOL, 1), (SMALL, "random_ones", Scope.POOL, 8),
     ],
 )  # fmt: skip
-def test_no_guess_changes_the_text_or_the_cache(
-    kind: str, rule: str, scope: Scope, ahead: int, truth: Any, without_guesses: Any
+def test_no_prediction_changes_the_text_or_the_cache(
+    kind: str, rule: str, scope: Scope, ahead: int, truth: Any, without_predictions: Any
 ) -> None:
     expected, trace = truth
-    before = without_guesses(kind, scope)
+    before = without_predictions(kind, scope)
     model = load(kind, scope, ahead, Said(rule, trace))
     engine = model.hotset.engine
     assert torch.equal(greedy(model), expected)
@@ -178,7 +178,7 @@ def test_no_guess_changes_the_text_or_the_cache(
         assert counts.wasted > 0
 
 
-def test_a_guess_that_meets_a_bad_disk_is_read_again_by_demand(truth: Any, monkeypatch: Any) -> None:
+def test_a_prediction_that_meets_a_bad_disk_is_read_again_by_demand(truth: Any, monkeypatch: Any) -> None:
     expected, trace = truth
     model = load("cpu", Scope.LAYER, 8, Said("oracle", trace))
     engine = model.hotset.engine
@@ -201,7 +201,7 @@ def test_a_guess_that_meets_a_bad_disk_is_read_again_by_demand(truth: Any, monke
     model.hotset.close()
 
 
-def test_guesses_are_for_decode_alone(truth: Any) -> None:
+def test_predictions_are_for_decode_alone(truth: Any) -> None:
     _, trace = truth
     phases = []
 

@@ -27,6 +27,7 @@ SPECS = (
     "dense", "fp8", "fp8:scales=e8m0,block_n=1,block_k=32", "fp8:values=e5m2,scales=bfloat16", "mxfp4",
     "nvfp4:matrices=2", "nvfp4:matrices=2,divides=on", "integer", "integer:bits=8",
     "integer:zeros=bytes,scales=float16", "integer:ordered=2,zeros=bytes", "gguf:kind=Q5_1", "gguf:kind=Q5_K",
+    "gguf:kind=Q8_0", "gguf:kind=Q4_K", "gguf:kind=Q6_K",
 )  # fmt: skip
 POINTERS = {"uint8": "*u8", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32"}
 COLUMNS, DEPTH = 1536, 2048
@@ -94,10 +95,7 @@ def of_units(tile: TileLoader, gated: bool, capability: int) -> dict[str, Any]:
     units = tile.units
     assert units is not None
     assembly = units.assemble(capability)
-    shape = (
-        units.inputs, units.scale_bytes, units.outputs_per_scale, units.inputs_per_scale, int(units.zeros),
-        units.whole, units.matrices,
-    )  # fmt: skip
+    shape = units.shape(COLUMNS)
     return {
         "dtype": tl.bfloat16, "x_padded": DEPTH, "h_padded": DEPTH, "h_unit": units.inputs, "h_order": assembly.order,
         "h_lanes": 32, "shape": shape, "multiply": assembly.multiply, "constraints": assembly.constraints, "wide": 8,

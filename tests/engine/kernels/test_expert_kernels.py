@@ -224,6 +224,11 @@ def test_more_pairs_than_few_and_unknown_experts_are_computed_otherwise() -> Non
     assert not kernels.prefers_one_run(batch)
     kernels.run(batch, batch.experts, sample.slot(batch.experts))
     assert torch.equal(batch.combine(), samples.expected(sample, routing))
+    routing = samples.routing_of(sample, tokens=6, top_k=1)  # as a model's own code calls its experts, one by one
+    batch = batch_of(sample, routing)
+    assert not kernels.prefers_one_run(batch)
+    kernels.run(batch, batch.experts, sample.slot(batch.experts))
+    assert torch.equal(batch.combine(), samples.expected(sample, routing))
     odd = ExpertSpec(sample.spec.up, sample.spec.down, torch.tanh)
     assert with_triton(sample.arena, sample.layout, odd, 4, kernels.many) is kernels.many
 

@@ -73,7 +73,7 @@ def test_matrices_are_written_out_to_the_same_bits(spec: str) -> None:
     decode = MatrixDecoder.of(linear)
     assert decode is not None
     rows = [0, 6, 2]
-    found = decode(rows)
+    found = decode(torch.tensor(rows, dtype=torch.int32, device=packed.arena.memory.device))
     assert found is not None
     for number, row in enumerate(rows):
         assert torch.equal(found[number], linear.matrix(row).T)

@@ -82,6 +82,14 @@ def test_a_prompt_that_torch_cuts_among_threads_has_the_same_bits(width: int) ->
     assert torch.equal(by_expert(silu, rows, ends_of(counts), width), alone(silu, rows, counts))
 
 
+def test_an_expert_that_torch_cuts_within_a_block_is_computed_alone_though_all_together_are_not() -> None:
+    """5 threads share 301 rows of one expert unevenly, and the 305 rows of all evenly."""
+    torch.manual_seed(0)
+    torch.set_num_threads(5)
+    rows, silu = torch.randn(305, 768) * 3, nn.functional.silu
+    assert torch.equal(by_expert(silu, rows, [301, 305], 768), alone(silu, rows, (301, 4)))
+
+
 @pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
 def test_a_norm_gives_rows_together_the_bits_they_have_alone(norm: Callable[[int], nn.Module]) -> None:
     torch.manual_seed(0)
@@ -117,3 +125,6 @@ def test_real_widths_are_computed_in_one_call() -> None:
     for width in (512, 768, 1408, 2048, 2880, 14336):
         by_expert(lambda rows: calls.append(len(rows)) or rows, torch.zeros(2, width), [1, 2], width)
     assert calls == [2] * 6
+    torch.set_num_threads(2)
+    by_expert(lambda rows: calls.append(len(rows)) or rows, torch.zeros(8, 2 * 5632), list(range(1, 9)), 5632)
+    assert calls[6:] == [8]

@@ -30,7 +30,9 @@ from hotset.engine.kernels.spec import ExpertSpec  # noqa: E402
 from hotset.engine.kernels.triton_experts import Phase, TritonExperts  # noqa: E402
 from hotset.engine.kernels.tuning import Choice, Problem  # noqa: E402
 from hotset.engine.kernels.unit_products import UnitProducts  # noqa: E402
-from hotset.formats._ptx import BYTES, NIBBLES, assembled  # noqa: E402
+from hotset.formats._gguf_ptx import product_of_blocks  # noqa: E402
+from hotset.formats._ptx import BYTES, NIBBLES  # noqa: E402
+from hotset.formats._unit_ptx import assembled  # noqa: E402
 from hotset.store import Part, SlotLayout  # noqa: E402
 
 pytestmark = [
@@ -42,7 +44,8 @@ SPECS = [
     "fp8:block_n=1,block_k=32,scales=e8m0", "fp8:block_n=16,block_k=32,values=e5m2,scales=float16", "nvfp4:matrices=2",
     "nvfp4:matrices=2,divides=on", "integer:scales=float32", "integer:bits=8,scales=float32",
     "integer:bits=8,group=0,scales=float32", "integer:group=32,zeros=bytes,scales=float32",
-    "integer:bits=8,group=16,zeros=bytes,scales=float32",
+    "integer:bits=8,group=16,zeros=bytes,scales=float32", "gguf:kind=Q4_0", "gguf:kind=Q8_0", "gguf:kind=Q4_K",
+    "gguf:kind=Q6_K",
 ]  # fmt: skip
 ROWS = 4 if CUDA else 32  # the interpreter is slow to start a program, and a compiler to unroll many rows
 CHOICES = [
@@ -61,6 +64,8 @@ def _emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def both(family: str, spec: str, dtype: str = "float32", **more: int) -> tuple[samples.Sample, samples.Sample]:
     """Experts of a family as plain numbers, and in a format."""
     sizes = {"hidden_size": 96, "intermediate_size": 64, "moe_intermediate_size": 64} | more
+    if spec.endswith("_K"):
+        sizes = {"hidden_size": 512, "intermediate_size": 256, "moe_intermediate_size": 256}
     if family == "gpt_oss":
         del sizes["moe_intermediate_size"]
     dense = samples.sample_of(*samples.spec_of(family, **sizes), getattr(torch, dtype))
@@ -123,9 +128,9 @@ def test_phases_and_parts_give_the_same_bits(spec: str, dtype: str) -> None:
     assert torch.equal(out, whole)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_types_are_near_the_plain_numbers(dtype: str) -> None:
-    dense, packed = both("qwen3_moe", "integer:scales=" + dtype, dtype)
+@pytest.mark.parametrize(("spec", "dtype"), [("integer", "bfloat16"), ("integer:scales=float16", "float16")])
+def test_narrow_types_are_near_the_plain_numbers(spec: str, dtype: str) -> None:
+    dense, packed = both("qwen3_moe", spec, dtype)
     routing = samples.routing_of(packed, tokens=2, top_k=3)
     out = torch.full_like(routing.x, math.nan)
     kernels_of(packed)(routing.x, routing.rows(packed), None, routing.weights, out)
@@ -196,6 +201,75 @@ def test_every_code_and_every_exponent_is_decoded_to_its_bits(codes: str, capabi
         rest = np.isfinite(expected.numpy()).all(axis=1)  # one that is no number takes its whole unit with it
         assert np.isnan(found[np.isnan(expected.numpy()).any(axis=1)]).all()
         assert (found[rest] == expected.numpy()[rest, number]).all()
+
+
+ROUNDED = [
+    ("integer", "bfloat16"), ("integer:zeros=bytes", "bfloat16"), ("integer:scales=float16", "bfloat16"),
+    ("integer:scales=float16", "float16"), ("integer:scales=float32", "bfloat16"),
+    ("integer:bits=8,group=16", "bfloat16"), ("integer:bits=8,group=16,zeros=bytes", "bfloat16"),
+    ("integer:bits=8,group=16,scales=float16,zeros=bytes", "float16"),
+    ("fp8:block_n=1,block_k=16", "bfloat16"), ("fp8:block_n=1,block_k=16", "float16"),
+    ("fp8:block_n=1,block_k=16,scales=bfloat16,values=e5m2", "bfloat16"), ("nvfp4", "bfloat16"),
+    ("nvfp4:divides=on", "bfloat16"), ("nvfp4", "float16"),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(CUDA, reason="is of the emulation")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("spec", "dtype"), ROUNDED)
+def test_weights_are_rounded_to_the_type_computed_in(spec: str, dtype: str, capability: int) -> None:
+    """A unit times an input of a single one is a weight, to the bits of the decoder."""
+    import numpy as np
+
+    chosen = formats.parse(spec + ("," if ":" in spec else ":") + f"dtype={dtype}")
+    units = chosen.tile().units  # type: ignore[union-attr]
+    assert units is not None
+    assembly, rows, inputs = units.assemble(capability), 64, units.inputs
+    parts = random_parts(chosen, rows, inputs, 1, wild=False)
+    expected = torch.empty((rows, inputs), dtype=getattr(torch, dtype))
+    chosen.decode(parts, expected)
+    assert len(expected.unique()) > rows
+    words = np.ascontiguousarray(parts[0].numpy()).view(np.uint32)
+    scales = np.ascontiguousarray(parts[1].view(torch.uint8).numpy()).view(f"u{units.scale_bytes}")[:, 0]
+    beside = [scales.astype(np.uint32)]
+    if units.zeros:
+        beside.append(parts[2][:, 0].numpy().astype(np.uint32))
+    elif units.whole:
+        beside.append(np.broadcast_to(parts[2].numpy().view(np.uint32), (rows,)))
+    for number in range(inputs):
+        place = number
+        if assembly.order == NIBBLES:
+            place = number // 8 * 8 + number % 4 * 2 + number // 4 % 2
+        elif assembly.order == BYTES:
+            place = number // 4 * 4 + number % 2 * 2 + number // 2 % 2
+        given = [np.full(rows, float(at == place), np.float32) for at in range(inputs)]
+        columns = [np.ascontiguousarray(words[:, word]) for word in range(4)]
+        (found,) = ptx.run(assembly.multiply, assembly.constraints.split(","), [*columns, *given, *beside])
+        assert (found == expected[:, number].float().numpy()).all()
+
+
+@pytest.mark.skipif(CUDA, reason="is of the emulation")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K", "Q6_K"])
+def test_weights_of_blocks_are_rounded(kind: str) -> None:
+    """A unit times an input of a single one, rounded: what float32 gives has been compared with decoders."""
+    import numpy as np
+
+    rng, rows = np.random.default_rng(0), 64
+    units = {each: product_of_blocks(kind, each) for each in ("float32", "bfloat16", "float16")}
+    inputs = units["float32"].inputs  # type: ignore[union-attr]
+    words = list(rng.integers(0, 1 << 32, (4, rows), dtype=np.uint64).astype(np.uint32))
+    factors = list((rng.random((4, rows)) * 1e-3).astype(np.float32))
+    halves = [factors[0].astype(np.float16).view(np.uint16).astype(np.uint32)]
+    beside = {"Q4_K": factors, "Q6_K": [*reversed(words), *factors[:2]]}.get(kind, halves)
+    for place in range(inputs):
+        given = [np.full(rows, float(at == place), np.float32) for at in range(inputs)]
+        found = {}
+        for name, product in units.items():
+            assembly = product.assemble(90)  # type: ignore[union-attr]
+            (out,) = ptx.run(assembly.multiply, assembly.constraints.split(","), [*words, *given, *beside])
+            found[name] = torch.from_numpy(np.array(out))
+        assert torch.equal(found["float32"].bfloat16().float(), found["bfloat16"])
+        assert torch.equal(found["float32"].half().float(), found["float16"])
 
 
 def test_choices_of_units_fit_every_row() -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 PROMISES = (
     "tests/engine/kernels/test_row_bits.py",
     "tests/families/test_exactness.py::test_a_family_computes_what_stock_computes",
-    "tests/models/test_routers.py::test_a_model_that_guesses_computes_what_it_does_without",
+    "tests/models/test_routers.py::test_a_model_that_predicts_computes_what_it_does_without",
 )
 QUICK = "test_row_bits or gpt_oss or qwen3_moe or nemotron_h"
 

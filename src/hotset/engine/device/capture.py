@@ -66,7 +66,7 @@ class Capture:
     def record(self, pool: Any = None) -> tuple[Any, Any]:
         """A graph of the step, with its memory in a pool, and the outputs that it writes; nothing is served yet."""
         try:
-            with aside(self.kernels.device):
+            with side_stream(self.kernels.device):
                 for _ in range(WARM_UPS):
                     self._rewind()  # there may be room for one token more, and not for two
                     self._run(WarmUp(self.kernels, self.variant))
@@ -118,7 +118,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[None]:
+def side_stream(device: torch.device) -> Iterator[None]:
     """A stream of its own, as what comes before a capture must have; a device without streams needs none."""
     if device.type != "cuda":
         yield

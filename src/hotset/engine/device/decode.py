@@ -22,6 +22,7 @@ from hotset.engine.stats import EngineStats
 from hotset.engine.step import Step
 from hotset.engine.support import DeviceSupport
 from hotset.errors import HotsetError
+from hotset.prefetch import Driver
 from hotset.trace import Phase
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class DeviceDecode:
         if offload.tier is None or not isinstance(offload.mover, CopyMover):
             raise HotsetError("only a device with a RAM tier behind it can drive")
         self.device, self.cache, self.stats, self.lease = device, cache, stats, cache.controller.residency.lease
-        self.guard, self._offload, self._tier = guard, offload, offload.tier
+        self.guard, self._offload = guard, offload
         streams, prefetcher = offload.mover.streams, offload.prefetcher
         specs = [local.spec for local in offload.driver.kernels]
         parts = StepParts(offload.catalog, specs, offload.arena, offload.tier.arena, predict)
@@ -54,7 +55,7 @@ class DeviceDecode:
         self.filler = TierFiller(offload.tier)
         self._served: set[int] = set()  # the steps under way that the device was given
         self.page_locked = offload.pinned
-        self.last_driver = "host"
+        self.last_driver = Driver.HOST  # of decode steps
 
     # Whether the device can drive.
 
@@ -67,8 +68,8 @@ class DeviceDecode:
             controller.plan.scope,
             zip(self.steps.parts.specs, (layer.layout for layer in self._offload.catalog.layers), strict=True),
             page_locked=self.page_locked,
-            ram_holds_all=self._tier.controller.plan.cached >= controller.plan.shape.total_experts,
-            forecast=forecast.forecast.name if forecast is not None and named else None,
+            ram_holds_all=self.steps.tier.controller.plan.cached >= controller.plan.shape.total_experts,
+            forecast=forecast.forecast if forecast is not None and named else None,
             encoder_decoder=encoder_decoder,
         )
 
@@ -101,7 +102,7 @@ class DeviceDecode:
 
     def run(self, step: Step, captured: CapturedStep, inputs: dict[str, Tensor]) -> Any:
         """Have the device serve a step; returns its outputs, which the next run overwrites."""
-        with self.guard.lock, self.steps.faults_told():
+        with self.guard.lock, self.steps.faults_translated():
             self.guard.check()
             self._served.add(step.number)
             return self.steps.run(step, captured, inputs, self.stats.recorder_of(step))
@@ -129,7 +130,7 @@ class DeviceDecode:
         """Say that a step is over, or on its way; whether the device serves it, times it, and is followed later."""
         on_device = step.number in self._served
         if step.phase == Phase.DECODE:
-            self.last_driver = "device" if on_device else "host"
+            self.last_driver = Driver.DEVICE if on_device else Driver.HOST
         self._served.discard(step.number)
         return on_device
 
@@ -142,7 +143,7 @@ class DeviceDecode:
         self.drain()
         state = None if self.steps.state is None or self.guard.is_broken else self.steps.state.prefetch
         if state is not None and self._forecast is not None:
-            with self.steps.faults_told():
+            with self.steps.faults_translated():
                 self._forecast.trial.state.budget[:-1] = state.max_queued.cpu().numpy()
 
     def close(self) -> None:

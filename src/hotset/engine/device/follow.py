@@ -84,7 +84,10 @@ class Follower:
                 stall = max(float(stalled_s[layer]), 0.0)
                 missed += self._serve(step, layer, experts, counts, log.tokens, stall)
         if pending.variant.prefetch:
-            self._count_prefetches(log.tallies())
+            now = log.tallies()
+            if self._prefetcher is not None:
+                self._prefetcher.counts.add(now, self._tallied)
+            self._tallied = now
         seconds = self._streams.seconds_between(pending.began, pending.over)
         self._stats.clock.pass_s += seconds
         if pending.timed and self._prefetcher is not None:
@@ -115,12 +118,6 @@ class Follower:
         adjusted = self._adjusted(seconds, missed)
         if adjusted is not None:
             prefetcher.note_step(step, adjusted)
-
-    def _count_prefetches(self, now: PrefetchCounts) -> None:
-        """Add what came of prefetches since the last time."""
-        if self._prefetcher is not None:
-            self._prefetcher.counts.add(now, self._tallied)
-        self._tallied = now
 
 
 def _record(recorder: Recorder, pending: PendingStep, layer: int, row: npt.NDArray[np.int16]) -> None:

@@ -25,7 +25,7 @@ class RecordBuffers(NamedTuple):
 
     weights: Tensor  # float16 [ring, layers, tokens, top_k]
     read_weights: Tensor
-    predicted: Tensor | None  # int16 [ring, layers, tokens, distances, width], what the routers ahead name
+    predicted: Tensor | None  # int16 [ring, layers, tokens, distances, width], the next layers' routers predict
     read_predicted: Tensor | None
 
     def send(self) -> None:
@@ -41,7 +41,7 @@ class RecordBuffers(NamedTuple):
 
 
 class StepLog:
-    """The log of the steps of one size. What is said to be part of the graph is captured; the rest is the host's."""
+    """The log of the steps of one size. What is marked as part of the graph is captured; the rest is the host's."""
 
     def __init__(self, out: Outputs, tokens: int, prefetch_tallies: Tensor | None) -> None:
         device, self.tokens = out.log.device, tokens
@@ -121,7 +121,7 @@ class StepLog:
     def recorded(
         self, number: int, layer: int, variant: Variant
     ) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.int64] | None]:
-        """The weights of one layer in a step that is over, and what the routers ahead named."""
+        """The weights of one layer in a step that is over, and what the next layers' routers predicted."""
         return self._records[lookahead_key(variant.lookahead)].at(number % RING, layer)
 
     def tallies(self) -> PrefetchCounts:

@@ -49,7 +49,7 @@ def plan_event(
     ring: tl.constexpr,
 ):  # fmt: skip
     """Serve one event of one layer; run by one program."""
-    tl.atomic_add(stop, 1, sem="relaxed")  # what is still being guessed for this event ends
+    tl.atomic_add(stop, 1, sem="relaxed")  # prefetch for this event ends
     expert = tl.arange(0, lanes)
     inside = expert < experts
     asked = _read_event(index, layer, out, layers, experts, pairs, width, ring)

@@ -73,7 +73,7 @@ class PrefetchState(NamedTuple):
 
     @property
     def distances(self) -> int:
-        """How many layers are looked ahead."""
+        """How many layers prefetch reaches ahead."""
         return self.ranked.shape[1]
 
     def drop(self) -> None:

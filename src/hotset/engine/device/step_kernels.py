@@ -72,7 +72,7 @@ class StepKernels:
         out, experts, result = self.plan.out, self.experts[layer], torch.empty_like(hidden)
         index = index.reshape(-1)
         self.plan(layer, index)
-        if variant.resident:  # the early phase does all there is; its stamp says that nobody waited
+        if variant.resident:  # the early phase does all there is; its stamp says that nothing waited
             stamp = None if self._copies is None else self.log.stamps[layer]
             experts(hidden, out.pair_row, out.pair_late, weights, result, Phase.EARLY, stamp)
             return result

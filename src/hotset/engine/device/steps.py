@@ -20,6 +20,7 @@ from hotset.engine.slots import SlotCache
 from hotset.engine.step import Step
 from hotset.engine.tiers import RamTier
 from hotset.errors import HotsetError
+from hotset.text import one_line
 from hotset.trace.recorder import Recorder
 
 Tensor = torch.Tensor
@@ -84,19 +85,19 @@ class DeviceSteps:
 
     def give_back(self) -> None:
         """Let the host go on from where the device is; called when the host recalls the cache."""
-        with self.faults_told():
+        with self.faults_translated():
             self.follower.drain()
             if self.state is not None:
                 self.state.download(self.cache)
 
     def drain(self) -> None:
         """Have the host follow all that the device was given; waits for it."""
-        with self.faults_told():
+        with self.faults_translated():
             self.follower.drain()
 
     def run(self, step: Step, captured: CapturedStep, inputs: dict[str, Tensor], recorder: Recorder | None) -> Any:
         """Have the device serve a step; returns its outputs, which the next run overwrites."""
-        with self.faults_told():
+        with self.faults_translated():
             self.upload()
             return self.replay.run(step, captured, inputs, recorder)
 
@@ -114,14 +115,14 @@ class DeviceSteps:
 
     def close(self) -> None:
         """Follow what is left and give the memory back; the host's cache is of no use any more."""
-        with suppress(HotsetError):  # of a device that has failed, which was said before
+        with suppress(HotsetError):  # of a device that has failed, which was reported before
             self.drain()
         self.lease.end()
         self._kernels.clear()
         self.state = None
 
     @contextmanager
-    def faults_told(self) -> Iterator[None]:
+    def faults_translated(self) -> Iterator[None]:
         """Say in a line what the device reports; what it has done by then is unknown."""
         try:
             yield
@@ -129,10 +130,4 @@ class DeviceSteps:
             self._guard.mark_broken()
             self.lease.end()
             self.follower.forget()
-            raise HotsetError(f"the GPU reported an error: {first_line(error)}; load the model again") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+            raise HotsetError(f"the GPU reported an error: {one_line(error)}; load the model again") from error

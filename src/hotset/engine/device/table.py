@@ -71,4 +71,4 @@ def _copies(arrays: Any, device: torch.device | str) -> Any:
 def _refuse_reserved(controller: Controller) -> None:
     """The device finds residents by expert, and would not see one for which a slot is reserved."""
     if controller.residency.reserved:
-        raise HotsetError("experts are on their way to slots held for them: wait until they have landed")
+        raise HotsetError("experts are on their way to slots held for them: wait until they have arrived")

@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 Predict = Callable[[int, Tensor, int], list[Tensor]]
 """Scores of all experts ([tokens, experts], the nearest layer first) of a layer, its input and a number of layers."""
 Lookahead = Callable[[int, Tensor], Tensor]
-"""What a recording keeps of the routers ahead: the experts that they name, of a layer and its input."""
+"""What a recording keeps of the next layers' routers: the experts that they predict, of a layer and its input."""
 
 
 class Variant(NamedTuple):

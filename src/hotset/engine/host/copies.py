@@ -47,7 +47,7 @@ class CopyMover:
     def stop(self) -> None:
         """Wait for the device, and let the RAM tier put in order what was broken off."""
         self.streams.wait_for_all()
-        self.tier.mend()
+        self.tier.repair()
 
     def read(self, layer: int, expert: int) -> Bytes:
         """The bytes of one expert, in the RAM tier: good until it loads another."""
@@ -77,9 +77,12 @@ class CopyTransfer:
     """The copies of one event, group by group: the disk behind the RAM tier makes the host wait for each."""
 
     def __init__(self, mover: CopyMover, fetch: Fetch) -> None:
-        self.moved_bytes, self.stalled_s = 0, 0.0
+        self.stalled_s = 0.0
         self._mover, self._fetch = mover, fetch
-        self._take_prefetched()
+        self.moved_bytes = mover.used_bytes(fetch.layer) * len(fetch.prefetched)
+        for copy in set(fetch.prefetched.values()):  # the compute from here on waits for what is still on its way
+            if not copy.done:
+                mover.streams.compute_waits_for(copy.copied)
         missing = [pair for pair in zip(fetch.experts, fetch.rows, strict=True) if pair[0] not in fetch.prefetched]
         self.awaited: Sequence[int] = [expert for expert, _ in missing]
         groups = _groups(missing, mover.staging, together=fetch.together)
@@ -116,13 +119,6 @@ class CopyTransfer:
         if self._group is not None and self._group.half is not None:
             self._computed[self._group.half] = self._mover.streams.mark()
         self._start_next()
-
-    def _take_prefetched(self) -> None:
-        """Let the compute from here on wait for what was prefetched, where that is still on its way."""
-        self.moved_bytes += self._mover.used_bytes(self._fetch.layer) * len(self._fetch.prefetched)
-        for copy in set(self._fetch.prefetched.values()):
-            if not copy.done:
-                self._mover.streams.compute_waits_for(copy.copied)
 
     def _start_next(self) -> None:
         streams, self._group = self._mover.streams, None

@@ -19,7 +19,7 @@ from hotset.prefetch.votes import rank_by_votes
 from hotset.shape import ExpertKey, ModelShape
 
 Gate = Callable[[int, torch.Tensor, int, int], torch.Tensor]
-"""What the routers of the layers ahead make of a layer's input: of layer, input, distances and width."""
+"""What the routers of the next layers make of a layer's input: of layer, input, distances and width."""
 
 
 class ForecastPredictor:
@@ -49,7 +49,7 @@ class ForecastPredictor:
         """Whether the forecast goes by the tokens of a step."""
         return self.forecast.uses_tokens
 
-    def choose(self, layer: int, event: ExpertBatch, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
+    def choose(self, layer: int, event: ExpertBatch, step: Step, free_rows: int, is_near: IsNear) -> list[ExpertKey]:
         """The likeliest experts of the next layers that are not near, best first, as far as sending for them pays."""
         if self.trial.is_off(step.number):
             return []  # not even learning is free
@@ -58,15 +58,15 @@ class ForecastPredictor:
         wanted: list[tuple[float, ExpertKey]] = []
         for distance in range(1, self.distances + 1):
             target = (layer + distance) % self.shape.layers
-            most = min(room, self.trial.most(target, step.number + (layer + distance) // self.shape.layers))
+            most = min(free_rows, self.trial.most(target, step.number + (layer + distance) // self.shape.layers))
             if most:
                 wanted += self._likeliest(seen, target, distance, most, is_near)
         if self.distances > 1:
             wanted.sort(key=lambda pair: -pair[0])
-        return [key for _, key in wanted[:room]]
+        return [key for _, key in wanted[:free_rows]]
 
     def ask_device(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:
-        """What the gates ahead say of this layer's input, as numbers on its device."""
+        """What the next layers' routers predict from this layer's input, as numbers on its device."""
         if self.gate is None or self.trial.is_control_step(step.number):
             return None
         return self.gate(layer, hidden, self.distances, 2 * self.shape.top_k)
@@ -92,11 +92,11 @@ class ForecastPredictor:
         )  # fmt: skip
 
     def _predictions(self, event: ExpertBatch) -> npt.NDArray[np.int16]:
-        """What the gates ahead say; of several tokens the experts that most of them name."""
+        """What the next layers' routers predict; of several tokens the experts that most of them name."""
         if event.predicted_ids is None:
             return self._none
-        said = event.predicted_ids.reshape(event.tokens, self.distances, -1).astype(np.int16)
-        return said[0] if len(said) == 1 else rank_by_votes(said, self.shape.experts)
+        predicted = event.predicted_ids.reshape(event.tokens, self.distances, -1).astype(np.int16)
+        return predicted[0] if len(predicted) == 1 else rank_by_votes(predicted, self.shape.experts)
 
     def _likeliest(
         self, seen: Seen, target: int, distance: int, most: int, is_near: IsNear

@@ -48,6 +48,10 @@ class PrefetchCounts:
         for name in vars(now):
             setattr(self, name, getattr(self, name) + getattr(now, name) - getattr(before, name))
 
+    def reset(self) -> None:
+        """Count from here."""
+        vars(self).update(vars(PrefetchCounts()))
+
 
 class PrefetchSource(Protocol):
     """Where experts are prefetched from."""
@@ -75,8 +79,8 @@ class Predictor(Protocol):
     def needs_tokens(self) -> bool:
         """Whether it wants to know which tokens a step computes."""
 
-    def choose(self, layer: int, event: ExpertBatch, step: Step, room: int, is_near: IsNear) -> list[ExpertKey]:
-        """What to fetch once a layer was routed: at most `room` experts, none that is here or on its way."""
+    def choose(self, layer: int, event: ExpertBatch, step: Step, free_rows: int, is_near: IsNear) -> list[ExpertKey]:
+        """What to fetch once a layer was routed: at most `free_rows` experts, none that is here or on its way."""
 
     def observe(self, layer: int, event: ExpertBatch, step: Step) -> None:
         """Learn from an event after which nothing is prefetched, as in a prompt."""
@@ -160,7 +164,7 @@ class Prefetcher:
         if step.phase != Phase.DECODE:
             self.predictor.observe(layer, batch, step)
             return
-        keys = self.predictor.choose(layer, batch, step, self.room, self._is_near)
+        keys = self.predictor.choose(layer, batch, step, self.free_rows, self._is_near)
         if keys:
             self.start(keys)
 
@@ -186,7 +190,7 @@ class Prefetcher:
             self.predictor.note_step(step, seconds)
 
     @property
-    def room(self) -> int:
+    def free_rows(self) -> int:
         """How many experts could be prefetched now."""
         if self._draining:
             self._drain()
@@ -206,10 +210,6 @@ class Prefetcher:
         while self._held:
             self._cancel(self._held.popitem()[1])
         self._draining = []
-
-    def reset_counts(self) -> None:
-        """Count from here."""
-        self.counts = PrefetchCounts()
 
     def _is_near(self, key: ExpertKey) -> bool:
         """Whether an expert need not be prefetched: it is here, or on its way."""
@@ -233,8 +233,8 @@ class Prefetcher:
 
     def _drain(self) -> None:
         """Take back the rows of what was cancelled, once nothing is written to them."""
-        settled = [one for one in self._draining if one.transfer.done]
-        if settled:
-            self._draining = [one for one in self._draining if one not in settled]
-            for one in settled:
+        done = [one for one in self._draining if one.transfer.done]
+        if done:
+            self._draining = [one for one in self._draining if one not in done]
+            for one in done:
                 self._cache.return_row(one.row)

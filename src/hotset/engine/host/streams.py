@@ -51,19 +51,19 @@ class Streams:
             return float(over - began)
         return float(began.elapsed_time(over)) / 1000
 
-    def compute_waits_for(self, landed: Any) -> None:
+    def compute_waits_for(self, mark: Any) -> None:
         """Let the compute from here on begin after a mark, and note for how long it had nothing to do."""
-        if landed is None:
+        if mark is None:
             return
         stream = torch.cuda.current_stream(self.device)
         idle = stream.record_event(self._cuda.Event(enable_timing=True))
-        stream.wait_event(landed)
-        self._waits.append((idle, landed))
+        stream.wait_event(mark)
+        self._waits.append((idle, mark))
 
-    def wait_for(self, landed: Any) -> None:
+    def wait_for(self, mark: Any) -> None:
         """Let the compute from here on begin after a mark, off the books."""
-        if landed is not None:
-            torch.cuda.current_stream(self.device).wait_event(landed)
+        if mark is not None:
+            torch.cuda.current_stream(self.device).wait_event(mark)
 
     def copies_wait_for(self, mark: Any) -> None:
         """Let the copies from here on begin after a mark."""
@@ -81,10 +81,10 @@ class Streams:
         if self._copies is not None:
             torch.cuda.synchronize(self.device)
 
-    def block_until(self, landed: Any) -> None:
+    def block_until(self, mark: Any) -> None:
         """Block the calling thread until a mark is reached."""
-        if landed is not None and self._copies is not None:
-            landed.synchronize()
+        if mark is not None and self._copies is not None:
+            mark.synchronize()
 
     def waited_s(self) -> float:
         """The time that the compute spent waiting for copies since the last call."""
@@ -93,6 +93,6 @@ class Streams:
         torch.cuda.synchronize(self.device)
         total_ms = 0.0
         while self._waits:
-            idle, landed = self._waits.popleft()
-            total_ms += max(idle.elapsed_time(landed), 0.0)
+            idle, mark = self._waits.popleft()
+            total_ms += max(idle.elapsed_time(mark), 0.0)
         return total_ms / 1000

@@ -23,7 +23,7 @@ BLOCK = 64
 """Two of torch's widest vectors, in elements of two bytes: what it computes at once without a remainder."""
 
 SERIAL = 1 << 15
-"""Up to so many elements torch computes in one thread; more are cut at places that depend on how many there are."""
+"""Up to so many elements torch computes in one thread; more are cut into equal shares, as many as there are threads."""
 
 WORK_BYTES = 32 << 20
 """What the activations of experts that are computed together may take; more inputs go one part after another."""
@@ -42,14 +42,14 @@ class PerExpertKernels(ExpertKernels):
         if everything and batch.single:
             # One token whose experts are all here: computed in the router's order, nothing has to be put in its place.
             ordered = batch.by_pair(rows).tolist()
-            batch.set_all(self.experts(batch.hidden, ordered, range(1, len(ordered) + 1)))
+            batch.output.set_all(self.experts(batch.hidden, ordered, range(1, len(ordered) + 1)))
             return
         pairs, ends = batch.places(None if everything else batch.positions(experts))
         listed = rows.tolist()
         for first, last, begin, end in self.experts.parts(ends):
             places = torch.from_numpy(pairs[begin:end])
             stops = [min(stop, end) - begin for stop in ends[first:last]]
-            batch.scatter(places, self.experts(batch.rows(places), listed[first:last], stops))
+            batch.output.scatter(places, self.experts(batch.rows(places), listed[first:last], stops))
 
     def differentiable(self, given: Tensor, row: int) -> Tensor:
         """What the expert in one row makes of its input, by operations that have gradients."""
@@ -63,11 +63,21 @@ def by_expert(function: Callable[[Tensor], Tensor], inputs: Tensor, ends: Sequen
     other code, whose sigmoid rounds differently. Where inputs can fall into a remainder, each expert is computed alone:
     what arrives together with it would decide over its bits otherwise.
     """
-    aligned = width % BLOCK == 0 and (inputs.numel() <= SERIAL or torch.get_num_threads() == 1)
-    if len(ends) == 1 or aligned or inputs.is_cuda:
+    if len(ends) == 1 or inputs.is_cuda:
         return function(inputs)
     sizes = [end - start for start, end in zip((0, *ends), ends, strict=False)]
+    if width % BLOCK == 0 and _in_whole_blocks(inputs, width, sizes):
+        return function(inputs)
     return torch.cat([function(given) for given in inputs.split_with_sizes(sizes)])
+
+
+def _in_whole_blocks(inputs: Tensor, width: int, sizes: Sequence[int]) -> bool:
+    """Whether no thread's share has a remainder: of all inputs or outputs together, nor of an expert's alone."""
+    threads = torch.get_num_threads()
+    if threads == 1 or inputs.numel() <= SERIAL:
+        return True
+    counts = {rows * columns for rows in (len(inputs), *sizes) for columns in (width, inputs.shape[1])}
+    return all(-(-count // min(threads, -(-count // SERIAL))) % BLOCK == 0 for count in counts if count)
 
 
 class InputPart(NamedTuple):

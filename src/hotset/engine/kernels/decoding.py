@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +15,7 @@ from hotset.formats import TileLoader
 
 Tensor = torch.Tensor
 
-BLOCK_N, BLOCK_K, WARPS = 32, 128, 4
+BLOCK_N, BLOCK_K, WARPS = 4, 512, 2
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -25,11 +23,14 @@ def decode_kernel(
     parts, strides, rows, out, n: tl.constexpr, k: tl.constexpr, load: tl.constexpr, settings: tl.constexpr,
     block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """out[number] = the matrix in row rows[number], n outputs by k inputs, a tile of it for each program."""
+    """out[number] = the matrix in row rows[number], n outputs by k inputs, a tile of it for each program.
+
+    Programs next to each other write next to each other.
+    """
     number = tl.program_id(2)
     matrix = _parts_at(parts, strides, tl.load(rows + number).to(tl.int64))
-    columns = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    start = tl.program_id(1) * block_k
+    columns = tl.program_id(1) * block_n + tl.arange(0, block_n)
+    start = tl.program_id(0) * block_k
     tile = load(matrix, columns[:, None], (columns < n)[:, None], start, block_k, n, k, settings)
     depth = start + tl.arange(0, block_k)
     target = out + number.to(tl.int64) * (n * k) + columns[:, None] * k + depth[None, :]
@@ -50,15 +51,14 @@ class MatrixDecoder:
         tile = linear.format.tile() if linear.format.stacked(linear.views) is None else None
         return None if tile is None else cls(linear, tile)
 
-    def __call__(self, rows: Sequence[int]) -> Tensor | None:
-        """The matrices of some rows: [rows, outputs, inputs], in the type computed in; None where Triton fails."""
-        linear, device = self.linear, self.linear.views[0].device
-        out = torch.empty((len(rows), linear.width, linear.depth), dtype=linear.dtype, device=device)
-        which = torch.tensor(rows, dtype=torch.int32).to(device, non_blocking=True)
+    def __call__(self, rows: Tensor) -> Tensor | None:
+        """The matrices of some rows (int32): [rows, outputs, inputs], in the type computed in; None if Triton fails."""
+        linear = self.linear
+        out = torch.empty((len(rows), linear.width, linear.depth), dtype=linear.dtype, device=rows.device)
         try:
             self._launch(
-                (triton.cdiv(linear.width, BLOCK_N), triton.cdiv(linear.depth, BLOCK_K), len(rows)), kind_of(out),
-                linear.views, self._strides, which, out, linear.width, linear.depth, self.tile.function,
+                (triton.cdiv(linear.depth, BLOCK_K), triton.cdiv(linear.width, BLOCK_N), len(rows)), kind_of(out),
+                linear.views, self._strides, rows, out, linear.width, linear.depth, self.tile.function,
                 self.tile.settings, BLOCK_N, BLOCK_K,
             )  # fmt: skip
         except TritonError:

@@ -28,8 +28,12 @@ class FewTokenKernels(ExpertKernels):
         self._uploads = PairUploads(arena.memory.device)
 
     def prefers_one_run(self, batch: ExpertBatch) -> bool:
-        """Whether a batch goes into two launches: few pairs, and a router whose type the kernels know."""
-        return batch.tokens * batch.top_k <= FEW_PAIRS and batch.weights.dtype in ROUTER_DTYPES
+        """Whether a batch goes into two launches: few pairs, as many of a token as usual, and weights of a known type.
+
+        Experts that a model's own code calls one by one come as tokens of one expert each.
+        """
+        few = batch.tokens * batch.top_k <= FEW_PAIRS and batch.top_k == self.kernels.top_k
+        return few and batch.weights.dtype in ROUTER_DTYPES
 
     def run(self, batch: ExpertBatch, experts: IntArray, rows: IntArray) -> None:
         """Compute some of the batch's experts; with the last of them the output is summed.
@@ -50,11 +54,11 @@ class FewTokenKernels(ExpertKernels):
         out = torch.empty_like(batch.hidden, memory_format=torch.contiguous_format)
         self._launch(batch, pair_row, pair_late, out, phase)
         if phase is not Phase.KEEP:
-            batch.finish(out)
+            batch.output.finish(out)
 
     def _launch(self, batch: ExpertBatch, pair_row: Tensor, pair_late: Tensor, out: Tensor, phase: Phase) -> None:
         kernels = self.kernels
-        raw = out if phase is Phase.ALL else batch.unweighted(kernels.width, kernels.dtype)
+        raw = out if phase is Phase.ALL else batch.output.unweighted(kernels.width, kernels.dtype)
         scratch = kernels.products.room(len(pair_row), raw, pair_late)
         kernels(batch.hidden.contiguous(), pair_row, pair_late, batch.weights.contiguous(), out, phase, scratch=scratch)
 

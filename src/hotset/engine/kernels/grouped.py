@@ -17,8 +17,8 @@ from hotset.engine.kernels.spec import ExpertSpec
 from hotset.store import SlotLayout
 
 Tensor = torch.Tensor
-Decode = Callable[[Sequence[int]], Tensor | None]
-"""Writes out the matrices of some rows as [rows, outputs, inputs]."""
+Decode = Callable[[Tensor], Tensor | None]
+"""Writes out the matrices of some rows (int32) as [rows, outputs, inputs]."""
 
 FEW_GROUPS = 2
 """Up to so many experts are multiplied one by one on a GPU; more go into one grouped multiplication."""
@@ -44,7 +44,7 @@ class GroupedKernels(ExpertKernels):
         for first, last, begin, end in self.experts.parts(ends):
             places = torch.from_numpy(pairs[begin:end]).to(self.device, non_blocking=True)
             stops = [min(stop, end) - begin for stop in ends[first:last]]
-            batch.scatter(places, self.experts(batch.rows(places), ordered[first:last], stops))
+            batch.output.scatter(places, self.experts(batch.rows(places), ordered[first:last], stops))
 
     def differentiable(self, given: Tensor, row: int) -> Tensor:
         """What the expert in one row makes of its input, by operations that have gradients."""
@@ -86,14 +86,18 @@ class GroupedLinear(RowLinear):
         """
         found: list[Tensor] = []
         step, begin = max(DECODED_BYTES // (self.width * self.depth * self.dtype.itemsize), 1), 0
+        offsets = np.array([end - (ends[i - i % step - 1] if i >= step else 0) for i, end in enumerate(ends)])
+        which, groups = torch.from_numpy(np.stack([rows, offsets]).astype(np.int32)).to(
+            inputs.device, non_blocking=True
+        )
         for first in range(0, len(rows), step):
-            stops, decoded = ends[first : first + step], decode(rows[first : first + step])
+            stops, decoded = ends[first : first + step], decode(which[first : first + step])
             if decoded is None:
                 return None
             numbers, given = decoded.transpose(1, 2), inputs[begin : stops[-1]]
             if _can_be_grouped(numbers):
-                offsets = np.asarray(stops, np.int32) - np.int32(begin)
-                found.append(_grouped_product(given.contiguous(), numbers, offsets))
+                own = groups[first : first + step]
+                found.append(torch.nn.functional.grouped_mm(given.contiguous(), numbers, offs=own))
             else:
                 each = given.split_with_sizes(np.diff(stops, prepend=begin).tolist())
                 found += [torch.mm(own, matrix) for own, matrix in zip(each, numbers, strict=True)]

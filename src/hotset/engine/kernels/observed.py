@@ -36,7 +36,7 @@ class ObservedKernels(ExpertKernels):
             given = batch.rows(places).expand(end - begin, -1)
             activated = self.experts.activated(given, listed[first:last], stops)
             self._observe(ordered[first:last], stops, given, activated)
-            batch.scatter(places, self.experts.projected(activated, listed[first:last], stops))
+            batch.output.scatter(places, self.experts.projected(activated, listed[first:last], stops))
 
     def differentiable(self, given: Tensor, row: int) -> Tensor:
         """What the expert in one row makes of its input, by operations that have gradients."""

@@ -4,9 +4,8 @@
 
 Such 16 bytes are a unit. The threads of a warp lie along a row, a unit each; so many units side by side are a chunk. A
 program loads what it needs of its rows at once, without masks: places beyond a row's end are its last unit, and the
-input is zero there. The input lies so that threads next to each other load 16 bytes next to each other: by chunks,
-then pieces of 16 bytes of each unit, then threads. `order_kernel` brings the model's input into that order, and the
-first kernel writes what the second one reads.
+input is zero there. `order_kernel` brings the model's input into the order that threads want it in, and the first
+kernel writes what the second one reads.
 
 Phases are those of the kernels for tiles, see there: one binary serves all, so that they cannot differ in a bit.
 """
@@ -26,30 +25,7 @@ from hotset.engine.kernels.triton_kernels import (
     _is_wanted,
     _note_time,
 )
-
-_WORDS = tl.constexpr("ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];")
-_QUARTERS = tl.constexpr("=f,=f,=f,=f,l")
-_BYTE = tl.constexpr("ld.global.nc.u8 $0, [$1];")
-_SHORT = tl.constexpr("ld.global.nc.u16 $0, [$1];")
-_WORD = tl.constexpr("ld.global.nc.b32 $0, [$1];")
-
-
-@triton.jit
-def place_in_unit(number, order: tl.constexpr):
-    """Where an input lies among those of its unit: the numbers of a pair of codes next to each other."""
-    if order == 1:  # nibbles n and n + 4 of a word
-        return (number // 8) * 8 + (number % 4) * 2 + (number // 4) % 2
-    elif order == 2:  # noqa: RET505 - bytes n and n + 2 of a word; Triton wants all arms of a choice
-        return (number // 4) * 4 + (number % 2) * 2 + (number // 2) % 2
-    else:
-        return number
-
-
-@triton.jit
-def place_of(number, unit: tl.constexpr, order: tl.constexpr, lanes: tl.constexpr):
-    """Where an input lies for threads that load four float32 at a time, so many of them side by side."""
-    at, own = number // unit, place_in_unit(number % unit, order)
-    return (((at // lanes) * (unit // 4) + own // 4) * lanes + at % lanes) * 4 + own % 4
+from hotset.engine.kernels.unit_loads import inputs_of, load_codes, place_of, plus
 
 
 @triton.jit
@@ -65,82 +41,13 @@ def order_kernel(
 
 
 @triton.jit
-def _words(address):
-    """16 bytes of codes to every thread, past the first cache."""
-    return tl.inline_asm_elementwise(
-        _WORDS, "=r,=r,=r,=r,l", [address], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def _small(address, size: tl.constexpr):
-    """One number of up to four bytes to every thread."""
-    load: tl.constexpr = _BYTE if size == 1 else _SHORT if size == 2 else _WORD
-    return tl.inline_asm_elementwise(load, "=r,l", [address], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def _four(address):
-    """Four float32 to every thread."""
-    return tl.inline_asm_elementwise(
-        "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];", _QUARTERS, [address],
-        dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def _inputs(address, unit: tl.constexpr, lanes: tl.constexpr):
-    """The inputs of a unit: pieces of 16 bytes, as far apart as the threads of a row are wide."""
-    found = _four(address)
-    for piece in tl.static_range(1, unit // 4):
-        found = found + _four(address + piece * lanes * 16)
-    return found
-
-
-@triton.jit
-def _codes(matrix, rows, units, k: tl.constexpr, shape: tl.constexpr):
-    """Words, scale and zero point of some units of some rows: six tensors.
-
-    `matrix` has the addresses of the parts. `shape`: inputs of a unit, bytes of a scale, outputs and inputs that have
-    one scale (0: all), whether zero points are stored.
-    """
-    unit: tl.constexpr = shape[0]
-    row_bytes: tl.constexpr = k // unit * 16
-    groups: tl.constexpr = (k + shape[3] - 1) // shape[3] if shape[3] else 1
-    found = _words(matrix[0] + rows.to(tl.int64) * row_bytes + units * 16)
-    if shape[2] == 0:
-        scale = rows * 0
-    else:
-        scale = (rows // shape[2]) * groups
-    if shape[3]:
-        scale = scale + (units * unit) // shape[3]
-    else:
-        scale = scale + units * 0
-    factor = _small(matrix[1] + scale.to(tl.int64) * shape[1], shape[1])
-    if shape[4]:
-        zero = _small(matrix[2] + scale.to(tl.int64), 1)
-    else:
-        zero = factor
-    return found + (factor, zero)
-
-
-@triton.jit
-def _plus(
-    total, codes, number: tl.constexpr, inputs, shape: tl.constexpr, multiply: tl.constexpr, constraints: tl.constexpr
-):
-    """A sum and the products of one unit, of those that were loaded."""
-    if shape[4]:
-        given = codes[6 * number : 6 * number + 4] + inputs + codes[6 * number + 4 : 6 * number + 6]
-    else:
-        given = codes[6 * number : 6 * number + 4] + inputs + codes[6 * number + 4 : 6 * number + 5]
-    return total + tl.inline_asm_elementwise(multiply, constraints, given, dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
 def _addresses(parts, strides, row):
     """The addresses of a matrix's parts, as numbers; three, whether there are so many or not."""
     first = parts[0].to(tl.int64) + row * strides[0]
-    second = parts[1].to(tl.int64) + row * strides[1] * (parts[1].dtype.element_ty.primitive_bitwidth // 8)
+    if len(parts) > 1:
+        second = parts[1].to(tl.int64) + row * strides[1] * (parts[1].dtype.element_ty.primitive_bitwidth // 8)
+    else:
+        second = first
     if len(parts) > 2:
         third = parts[2].to(tl.int64) + row * strides[2] * (parts[2].dtype.element_ty.primitive_bitwidth // 8)
     else:
@@ -149,21 +56,21 @@ def _addresses(parts, strides, row):
 
 
 @triton.jit
-def _whole(matrix, rows, inside, n: tl.constexpr, shape: tl.constexpr):
+def _whole(matrix, rows, inside, shape: tl.constexpr):
     """The scale of the whole matrix that rows belong to, where matrices below each other have one."""
     pointer = matrix[2].to(tl.pointer_type(tl.float32))
-    return tl.load(pointer + rows // (n // shape[6]), mask=inside, other=1.0)
+    return tl.load(pointer + rows // shape[6], mask=inside, other=1.0)
 
 
 @triton.jit
-def _scaled(product, matrix, rows, inside, n: tl.constexpr, shape: tl.constexpr):
+def _scaled(product, matrix, rows, inside, shape: tl.constexpr):
     """A product times the scale of its whole matrix, or divided by it."""
     if shape[5] == 0:
         return product
     elif shape[5] == 1:  # noqa: RET505 - Triton wants all arms of a choice at compile time
-        return product * _whole(matrix, rows, inside, n, shape)
+        return product * _whole(matrix, rows, inside, shape)
     else:
-        return tl.div_rn(product, _whole(matrix, rows, inside, n, shape))
+        return tl.div_rn(product, _whole(matrix, rows, inside, shape))
 
 
 @triton.jit
@@ -180,21 +87,21 @@ def _two_rows(
     for step in tl.range(0, (chunks + unroll - 1) // unroll):
         begin = step * (unroll * lanes)
         at = tl.minimum(begin + own, units - 1)
-        codes = _codes(matrix, first[:, None], at, k, shape)
+        codes = load_codes(matrix, first[:, None], at, k, shape)
         if two:
-            codes = codes + _codes(matrix, second[:, None], at, k, shape)
+            codes = codes + load_codes(matrix, second[:, None], at, k, shape)
         for turn in tl.static_range(1, unroll):
             at = tl.minimum(begin + turn * lanes + own, units - 1)
-            codes = codes + _codes(matrix, first[:, None], at, k, shape)
+            codes = codes + load_codes(matrix, first[:, None], at, k, shape)
             if two:
-                codes = codes + _codes(matrix, second[:, None], at, k, shape)
+                codes = codes + load_codes(matrix, second[:, None], at, k, shape)
         for turn in tl.static_range(unroll):
-            given = _inputs(x + (begin + turn * lanes).to(tl.int64) * (shape[0] * 4) + own * 16, shape[0], lanes)
+            given = inputs_of(x + (begin + turn * lanes).to(tl.int64) * (shape[0] * 4) + own * 16, shape[0], lanes)
             if two:
-                total = _plus(total, codes, 2 * turn, given, shape, multiply, constraints)
-                other = _plus(other, codes, 2 * turn + 1, given, shape, multiply, constraints)
+                total = plus(total, codes, 2 * turn, given, own, shape, multiply, constraints)
+                other = plus(other, codes, 2 * turn + 1, given, own, shape, multiply, constraints)
             else:
-                total = _plus(total, codes, turn, given, shape, multiply, constraints)
+                total = plus(total, codes, turn, given, own, shape, multiply, constraints)
     return tl.sum(total, axis=1), tl.sum(other, axis=1)
 
 
@@ -225,11 +132,10 @@ def up_units_kernel(
         first, second = own * 2, own * 2 + 1
     else:
         first, second = own, own + n
-    total: tl.constexpr = 2 * n if gated else n
     gate, up = _two_rows(token, matrix, first, second, gated, k, shape, multiply, constraints, rows, lanes, unroll)
-    gate = _biased(_scaled(gate, matrix, first, inside, total, shape), biases, first, inside, has_bias, dtype)
+    gate = _biased(_scaled(gate, matrix, first, inside, shape), biases, first, inside, has_bias, dtype)
     if gated:
-        up = _biased(_scaled(up, matrix, second, inside, total, shape), biases, second, inside, has_bias, dtype)
+        up = _biased(_scaled(up, matrix, second, inside, shape), biases, second, inside, has_bias, dtype)
     else:
         up = gate
     result = rounded(activate(gate, up, alpha, limit, dtype), dtype)
@@ -261,16 +167,17 @@ def _pairs_rows(
     for step in tl.range(0, (chunks + unroll - 1) // unroll):
         begin = step * (unroll * lanes)
         at = tl.where(take[:, None], tl.minimum(begin + own, units - 1), 0)
-        codes = _codes(matrix, tl.where(take, first, 0)[:, None], at, k, shape)
+        codes = load_codes(matrix, tl.where(take, first, 0)[:, None], at, k, shape)
         for number in tl.static_range(1, rows * unroll):
             at = tl.where(take[:, None], tl.minimum(begin + (number // rows) * lanes + own, units - 1), 0)
             row = tl.where(take, tl.minimum(first + number % rows, n - 1), 0)
-            codes = codes + _codes(matrix, row[:, None], at, k, shape)
+            codes = codes + load_codes(matrix, row[:, None], at, k, shape)
         for turn in tl.static_range(unroll):
-            given = _inputs(h + (begin + turn * lanes).to(tl.int64) * (shape[0] * 4) + own * 16, shape[0], lanes)
-            sums = (_plus(totals[0], codes, turn * rows, given, shape, multiply, constraints),)
+            given = inputs_of(h + (begin + turn * lanes).to(tl.int64) * (shape[0] * 4) + own * 16, shape[0], lanes)
+            sums = (plus(totals[0], codes, turn * rows, given, own, shape, multiply, constraints),)
             for number in tl.static_range(1, rows):
-                sums = sums + (_plus(totals[number], codes, turn * rows + number, given, shape, multiply, constraints),)
+                added = plus(totals[number], codes, turn * rows + number, given, own, shape, multiply, constraints)
+                sums = sums + (added,)
             totals = sums
     return totals
 
@@ -339,7 +246,7 @@ def _weighted(
     """One column of some pairs: rounded, biased, kept or found, weighted, and summed."""
     taken = take & (column < n)
     if shape[5] != 0:
-        product = _scaled(product, matrix_rows(matrix), column + row * 0, taken, n, shape)
+        product = _scaled(product, matrix_rows(matrix), column + row * 0, taken, shape)
     product = rounded(product, dtype)
     if has_bias:
         product = rounded(product + tl.load(bias + bias_at + column, mask=taken, other=0.0).to(tl.float32), dtype)

@@ -46,11 +46,7 @@ class UnitLinear:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """What the kernels have to know of the parts."""
-        units = self.units
-        return (
-            units.inputs, units.scale_bytes, units.outputs_per_scale, units.inputs_per_scale, int(units.zeros),
-            units.whole, units.matrices,
-        )  # fmt: skip
+        return self.units.shape(self.tiled.linear.width)
 
     @property
     def count(self) -> int:

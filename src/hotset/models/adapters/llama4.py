@@ -12,7 +12,7 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated
-from hotset.models.layers import Forward, MoeLayer, fused_part
+from hotset.models.layers import Forward, MoeLayer, fused_parts
 from hotset.models.patches import replace_forward
 
 Tensor = torch.Tensor
@@ -23,10 +23,7 @@ CLASSES = ("Llama4TextMoe",)
 def moe_layer_of(name: str, module: Any, _: torch.nn.Module) -> MoeLayer:
     """Describe the experts of one layer."""
     experts = module.experts
-    parts = tuple(
-        fused_part(key, f"{name}.experts.{key}", tuple(getattr(experts, key).shape[1:]))
-        for key in ("gate_up_proj", "down_proj")
-    )
+    parts = fused_parts(f"{name}.experts", experts, ("gate_up_proj", "down_proj"))
     spec = ExpertSpec("gate_up_proj", "down_proj", gated(experts.act_fn), up_transposed=True, down_transposed=True)
     return MoeLayer(name, module, module.num_experts, module.top_k, parts, spec, lambda f: _install(module, f))
 

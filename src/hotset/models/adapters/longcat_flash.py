@@ -9,7 +9,7 @@ import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
 from hotset.models.adapters._common import gated
-from hotset.models.layers import Forward, MoeLayer, fused_part, parent_of
+from hotset.models.layers import Forward, MoeLayer, fused_parts, parent_of
 from hotset.models.patches import replace_forward
 
 Tensor = torch.Tensor
@@ -19,9 +19,7 @@ CLASSES = ("LongcatFlashExperts",)
 
 def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
     """Describe one experts module."""
-    parts = tuple(
-        fused_part(key, f"{name}.{key}", tuple(getattr(module, key).shape[1:])) for key in ("gate_up_proj", "down_proj")
-    )
+    parts = fused_parts(name, module, ("gate_up_proj", "down_proj"))
     spec = ExpertSpec("gate_up_proj", "down_proj", gated(module.act_fn))
     experts, top_k = module.num_routed_experts, parent_of(name, model).router.top_k
     return MoeLayer(name, module, experts, top_k, parts, spec, lambda f: _install(module, f))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hotset.engine.kernels.spec import ExpertSpec
-from hotset.models.layers import MoeLayer, fused_part, parent_of
+from hotset.models.layers import MoeLayer, fused_parts, parent_of
 from hotset.models.patches import replace_forward
 
 CLASSES = ("Step3p7Experts",)
@@ -15,9 +15,7 @@ CLASSES = ("Step3p7Experts",)
 
 def moe_layer_of(name: str, module: Any, model: torch.nn.Module) -> MoeLayer:
     """Describe one experts module."""
-    parts = tuple(
-        fused_part(key, f"{name}.{key}", tuple(getattr(module, key).shape[1:])) for key in ("gate_up_proj", "down_proj")
-    )
+    parts = fused_parts(name, module, ("gate_up_proj", "down_proj"))
     spec = ExpertSpec("gate_up_proj", "down_proj", module._apply_gate)
     top_k = parent_of(name, model).gate.top_k
     return MoeLayer(name, module, module.num_experts, top_k, parts, spec, lambda f: replace_forward(module, f))

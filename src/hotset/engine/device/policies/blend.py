@@ -89,7 +89,7 @@ def observe_and_score(
     state, found, layer, tick, passes, resident, slots, used, counts, slot_of, num_used, num_missing,
     experts: tl.constexpr, lanes: tl.constexpr, variant: tl.constexpr,
 ):  # fmt: skip
-    """Learn from how well this event was foreseen, then take it in and look ahead to the next."""
+    """Learn from how well this event was predicted, then observe it and predict the next."""
     padded: tl.constexpr = (experts + _LANES - 1) // _LANES * _LANES
     expert = tl.arange(0, lanes)
     known, weights, previous = found
@@ -181,9 +181,9 @@ def _transitions(state, layer, held, experts: tl.constexpr, padded: tl.constexpr
     lift = tl.zeros((lanes,), tl.float64)
     start = 0
     while start < held:
-        for ahead in tl.static_range(_AT_A_TIME):  # unrolled, so that the rows are all on their way at once
-            there = start + ahead < held
-            before = tl.load(previous + 1 + start + ahead, mask=there, other=0)
+        for place in tl.static_range(_AT_A_TIME):  # unrolled, so that the rows are all on their way at once
+            there = start + place < held
+            before = tl.load(previous + 1 + start + place, mask=there, other=0)
             row = tl.load(table + before * padded + expert, mask=inside & there, other=0.0).to(tl.float64)
             scale = 1.0 / (tl.load(state.followed + layer * experts + before) + _SMOOTH)
             probability = (row + usual * _SMOOTH) * scale
