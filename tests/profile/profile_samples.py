@@ -31,7 +31,7 @@ def full_profile(seed: int = 0, **changes: object) -> Profile:
         },
         hits=random.integers(0, 90, grid),
         misses=random.integers(0, 90, grid),
-        seats=random.integers(0, 4, grid[1:]).astype(np.uint8),
+        residency=random.integers(0, 4, grid[1:]).astype(np.uint8),
         history=History(random.integers(0, 99, (5, 3)), (Mark(0, "begin"), Mark(70, "italian"))),
         meta={"name": "italian"},
     )

@@ -101,7 +101,7 @@ def test_every_part_comes_back(tmp_path: Path) -> None:
     profile = full_profile(4)
     profile.save(tmp_path / "p.safetensors")
     found = Profile.load(tmp_path / "p.safetensors")
-    for name in ("uses", "tokens", "hits", "misses", "seats"):
+    for name in ("uses", "tokens", "hits", "misses", "residency"):
         assert np.array_equal(getattr(found, name), getattr(profile, name))
     assert np.array_equal(found.history.spans, profile.history.spans)
     assert found.history.marks == profile.history.marks
@@ -176,4 +176,4 @@ def test_csv_has_a_line_per_expert_and_leaves_the_unknown_empty() -> None:
     lines = to_csv(full_profile()).splitlines()
     assert len(lines) == 1 + SHAPE.total_experts
     assert len(lines[1].split(",")) == 9
-    assert to_csv(full_profile(hits=None, misses=None, seats=None)).splitlines()[1].endswith(",,,,")
+    assert to_csv(full_profile(hits=None, misses=None, residency=None)).splitlines()[1].endswith(",,,,")

@@ -58,7 +58,7 @@ def test_a_busy_expert_shows_all_that_is_known(busy: Statistics) -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    statistics = full_profile(hits=None, misses=None, seats=None).statistics()
+    statistics = full_profile(hits=None, misses=None, residency=None).statistics()
     text = "\n".join(drawn(expert_table(statistics, 0)))
     assert not any(word in text for word in ("hits", "loaded", "window", "ago", "where"))
 

@@ -56,7 +56,7 @@ def draw(tmp_path: Path, found: Statistics, title: str = "") -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
 
 
-def seat(found: Statistics, resident: list[int], pinned: list[int]) -> Statistics:
+def placed(found: Statistics, resident: list[int], pinned: list[int]) -> Statistics:
     """The same with these experts of the first layer in memory or pinned, and no others."""
     grids = np.zeros((2, *found.resident.shape), bool)
     grids[0, 0, resident] = True
@@ -118,19 +118,19 @@ def test_layers_without_use_are_told_from_cold_ones(tmp_path: Path) -> None:
 
 
 def test_legend_counts_who_is_in_memory_and_pinned(tmp_path: Path) -> None:
-    words = draw(tmp_path, seat(statistics(), [1, 2, 3], [3, 4]))
+    words = draw(tmp_path, placed(statistics(), [1, 2, 3], [3, 4]))
     assert {"not in memory (60)", "in memory (2)", "pinned (1)", "pinned, not in memory (1)"} <= set(words)
-    assert "pinned (1)" not in draw(tmp_path, seat(statistics(), [1, 2, 3], []))
+    assert "pinned (1)" not in draw(tmp_path, placed(statistics(), [1, 2, 3], []))
 
 
 def test_pins_carry_a_mark_where_it_can_be_seen() -> None:
     few, many = statistics(), statistics(61, 256, 8)
-    assert figure_of(seat(few, [1, 2], [2]), "").axes[1].lines[0].get_xydata().tolist() == [[2, 0]]
-    assert not figure_of(seat(many, [1, 2], [2]), "").axes[1].lines
+    assert figure_of(placed(few, [1, 2], [2]), "").axes[1].lines[0].get_xydata().tolist() == [[2, 0]]
+    assert not figure_of(placed(many, [1, 2], [2]), "").axes[1].lines
 
 
 def test_unknown_memory_is_said_and_not_drawn(tmp_path: Path) -> None:
-    words = draw(tmp_path, seat(statistics(), [], []))
+    words = draw(tmp_path, placed(statistics(), [], []))
     assert not any(word.startswith("In memory") for word in words)
     assert any("Which experts are in memory is not known." in word for word in words)
 
@@ -154,7 +154,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_memory_numbers_the_layers_where_use_does_not(tmp_path: Path) -> None:
-    words = draw(tmp_path, seat(unused(), [1], []))
+    words = draw(tmp_path, placed(unused(), [1], []))
     assert words.count("MoE layer") == 1
     assert "In memory: 2 % of experts" in words
 

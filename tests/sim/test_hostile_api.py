@@ -66,7 +66,7 @@ def test_a_sweep_refuses_what_makes_no_sense(wrong: dict[str, object]) -> None:
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("name", ["experts", "phase", "request", "guesses"])
+@pytest.mark.parametrize("name", ["experts", "phase", "request", "predictions"])
 def test_a_trace_that_was_written_to_is_looked_at_again(name: str) -> None:
     trace = random_trace()
     array = getattr(trace, name)

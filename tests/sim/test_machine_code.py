@@ -18,12 +18,12 @@ from hotset.sim import forecasting
 LOOPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "steps": _kernel._ENTRIES,
     "judging": forecasting._TEMPLATES,
-    "guessing": loop.TEMPLATES,
+    "predicting": loop.TEMPLATES,
 }
 MORE: dict[str, tuple[Path, ...]] = {
     "steps": (),
     "judging": forecasting.PREFETCH_SOURCES,
-    "guessing": forecasting.PREFETCH_SOURCES,
+    "predicting": forecasting.PREFETCH_SOURCES,
 }
 
 
@@ -56,13 +56,13 @@ def test_every_function_that_is_reached_counts(name: str, loop: str) -> None:
 
 
 def test_what_is_reached_is_more_than_one_file() -> None:
-    files = reached(parts(type(parse("eam")), "guessing"))
+    files = reached(parts(type(parse("eam")), "predicting"))
     assert files >= {Path(module.__file__ or "") for module in (loop, forecasting, trial, eam)}
 
 
 @pytest.mark.parametrize("module", [loop, forecasting, trial, eam, _kernel])
 def test_the_name_changes_with_each_source(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [*_kernel.sources_of(type(parse("best")), loop.TEMPLATES), *MORE["guessing"]]
+    sources = [*_kernel.sources_of(type(parse("best")), loop.TEMPLATES), *MORE["predicting"]]
     before = digest_of(sources)
     assert digest_of(sources) == before
     read = Path.read_bytes

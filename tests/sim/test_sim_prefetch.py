@@ -1,4 +1,4 @@
-"""Fetching ahead over a modelled link, held against a slow model that walks a trace with lists and two clocks."""
+"""Prefetch over a modelled link, held against a slow model that walks a trace with lists and two clocks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OFTEN = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 @dataclass
 class Sent:
-    """One guess: for whom, and what of it has not arrived."""
+    """One prediction: for whom, and what of it has not arrived."""
 
     layer: int
     expert: int
@@ -77,7 +77,7 @@ class Case:
 
 
 def case_of(seed: int, **options: Any) -> Case:
-    """Speeds are drawn, not round: no guess arrives at the very moment at which it is asked for."""
+    """Speeds are drawn, not round: no prediction arrives at the very moment at which it is asked for."""
     rng = np.random.default_rng(seed)
     layers, experts, top_k = int(rng.integers(1, 5)), int(rng.integers(3, 10)), int(rng.integers(1, 4))
     shape = ModelShape(layers, experts, min(top_k, experts - 1), SIZE)
@@ -183,7 +183,7 @@ def slow(case: Case, forecast: str, plan: PrefetchPlan) -> dict[str, float]:  # 
         is_idle = decode and trial.auto and trial.is_off(-1, step)
         seen = told[number]
         if not decode or trial.is_control_step(-1, step):
-            seen = seen._replace(guesses=seen.guesses[:, :0])
+            seen = seen._replace(predictions=seen.predictions[:, :0])
         if live is not None and not is_idle:
             live.observe(seen)
         for distance in range(1, plan.reach + 1):
@@ -192,7 +192,7 @@ def slow(case: Case, forecast: str, plan: PrefetchPlan) -> dict[str, float]:  # 
             steps, target = divmod(layer + distance, layers)
             if steps and not plan.wraps:
                 break
-            budget = min(trial.guesses(target, step + steps), plan.max_ranks)
+            budget = min(trial.predictions(target, step + steps), plan.max_ranks)
             if not budget:
                 continue
             if plan.requeues:
@@ -204,7 +204,7 @@ def slow(case: Case, forecast: str, plan: PrefetchPlan) -> dict[str, float]:  # 
                 probability = truth(events, number, distance, layers, experts)
             candidates = list(range(experts))
             if plan.predicted_only and live is not None:
-                candidates = [e for e in seen.guesses[distance - 1, : plan.max_ranks].tolist() if e >= 0]
+                candidates = [e for e in seen.predictions[distance - 1, : plan.max_ranks].tolist() if e >= 0]
             wanted = [expert for expert in candidates if probability[expert] >= plan.min_probability]
             wanted = sorted(wanted, key=lambda expert: -probability[expert])
             near = {key.expert for key in cache.residents() if key.layer == target}
@@ -266,7 +266,7 @@ def test_the_compiled_loop_does_what_the_slow_model_does(
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("forecast", ["gate", "token"])
-def test_forecasts_are_told_of_guesses_and_tokens(forecast: str, batch: int) -> None:
+def test_forecasts_are_told_of_predictions_and_tokens(forecast: str, batch: int) -> None:
     shape = ModelShape(4, 10, 3, SIZE)
     trace = told_trace(shape, requests=6, new=24, batch=batch)
     case = Case(trace, Link(bytes_per_s=2e6, compute_s=4e-3), 16, "lru", Scope.LAYER)
@@ -316,7 +316,7 @@ def test_what_is_fetched_by_the_device_is_only_what_routers_predicted_and_never_
     )
     assert wrapped.in_time == 59
     blind = np.full((trace.tokens, 2, 2, 1), -1, np.int16)
-    unpredicted = replace(trace, guesses=blind)
+    unpredicted = replace(trace, predictions=blind)
     cache = Controller(SlotPlan(shape, 2), parse("lru"))
     assert simulate_prefetch(unpredicted, cache, link, "gate", plan).prefetched_bytes == 0
 
@@ -332,8 +332,8 @@ def test_a_device_prefetches_by_the_routers_alone() -> None:
 
 def test_the_driver_is_the_device_where_the_trace_holds_what_it_predicts_by() -> None:
     told = told_trace(ModelShape(4, 10, 3, SIZE), requests=2)
-    near = replace(told, guesses=None if told.guesses is None else told.guesses[:, :, :1])
-    bare = replace(told, guesses=None)
+    near = replace(told, predictions=None if told.predictions is None else told.predictions[:, :, :1])
+    bare = replace(told, predictions=None)
     assert [str(driver_for(told, asked)) for asked in ("auto", "gate", "oracle", "best")] == ["device"] * 3 + ["cpu"]
     assert {str(driver_for(trace, asked)) for trace in (near, bare) for asked in ("auto", "oracle")} == {"cpu"}
 
@@ -392,14 +392,14 @@ def test_a_forecast_may_have_learnt_from_earlier_requests() -> None:
         assert taught.in_time + taught.late > fresh.in_time + fresh.late, forecast
 
 
-def test_a_guess_in_time_by_hand() -> None:
+def test_a_prediction_in_time_by_hand() -> None:
     # One layer of two is cold: an expert takes 1 ms, a layer 2 ms, half of it experts; one expert per token.
     shape = ModelShape(2, 4, 1, SIZE)
     steps = [[[0], [expert]] for expert in (1, 2, 3, 1)]
     trace = trace_of(shape, [[(Phase.DECODE, [step]) for step in steps]])
     case = Case(trace, Link(bytes_per_s=1e6, compute_s=4e-3), 2, "lru", Scope.LAYER)
     off = case.fast("off")
-    # Layer 0 misses once, layer 1 always; nobody is there to compute meanwhile: 1 ms each.
+    # Layer 0 misses once, layer 1 always; nothing computes meanwhile: 1 ms each.
     assert off.stall_s == pytest.approx(5e-3)
     assert (off.demand_bytes, off.prefetched_bytes) == (5 * SIZE, 0)
     oracle = case.fast("oracle", auto=False)
@@ -412,8 +412,8 @@ def test_a_guess_in_time_by_hand() -> None:
     assert case.fast("oracle").stall_s == pytest.approx(3e-3)
 
 
-def test_a_guess_too_late_saves_what_has_arrived_by_then() -> None:
-    # As above, but an expert takes 3 ms: while layer 0 computes for 2 ms, two thirds of the guess arrive.
+def test_a_prediction_too_late_saves_what_has_arrived_by_then() -> None:
+    # As above, but an expert takes 3 ms: while layer 0 computes for 2 ms, two thirds of the prediction arrive.
     shape = ModelShape(2, 4, 1, SIZE)
     trace = trace_of(shape, [[(Phase.DECODE, [[[0], [expert]]]) for expert in (1, 2, 3, 1)]])
     case = Case(trace, Link(bytes_per_s=SIZE / 3e-3, compute_s=4e-3), 2, "lru", Scope.LAYER)
@@ -437,7 +437,7 @@ def test_off_is_what_the_link_says_of_the_same_misses(seed: int) -> None:
 
 @OFTEN
 @given(st.integers(0, 10**6), st.sampled_from(["oracle", "previous"]), st.integers(0, 8), st.booleans())
-def test_guesses_never_cost_time_and_what_they_save_reconciles(
+def test_predictions_never_cost_time_and_what_they_save_reconciles(
     seed: int, forecast: str, slots: int, auto: bool
 ) -> None:
     case = case_of(seed)
@@ -467,13 +467,13 @@ def test_a_link_of_infinite_speed_never_stalls(seed: int, forecast: str) -> None
 
 
 @pytest.mark.parametrize("forecast", ["off", "oracle", "previous"])
-def test_guesses_leave_the_cache_as_a_plain_replay_does(forecast: str) -> None:
+def test_predictions_leave_the_cache_as_a_plain_replay_does(forecast: str) -> None:
     case = case_of(11)
-    plain, guessed = case.cache(), case.cache()
+    plain, predicted = case.cache(), case.cache()
     plain.replay(case.trace.events())
-    simulate_prefetch(case.trace, guessed, case.link, forecast, plan_of(case.trace.shape, slots=6))
-    assert np.array_equal(plain.table.counters, guessed.table.counters)
-    assert plain.residents() == guessed.residents()
+    simulate_prefetch(case.trace, predicted, case.link, forecast, plan_of(case.trace.shape, slots=6))
+    assert np.array_equal(plain.table.counters, predicted.table.counters)
+    assert plain.residents() == predicted.residents()
 
 
 @OFTEN
@@ -487,7 +487,7 @@ def test_no_slots_are_as_good_as_off(seed: int) -> None:
 @pytest.mark.parametrize("auto", [True, False])
 def test_more_slots_hardly_ever_hurt_who_knows_the_future(auto: bool) -> None:
     # They can, by a little: experts that came in time compute while the link is busy with the others, so it is free
-    # for a shorter while, and a guess for the next layer may be late by a hair. It then waits for the latency, too.
+    # for a shorter while, and a prediction for the next layer may just be late. It then waits for the latency, too.
     for seed in [*range(80), 243]:
         case = case_of(seed)
         stalls = [case.fast("oracle", slots=slots, auto=auto).stall_s for slots in range(8)]

@@ -133,8 +133,8 @@ def test_warm_rows_are_judged_on_requests_not_seen():
 
 
 @pytest.mark.parametrize("policy", ["lru", "static", "belady"])
-def test_warm_rows_fetch_ahead_too(policy):
-    # A link that is idle for long: the oracle's guesses come in time, but for those of the first layer after a prompt.
+def test_warm_rows_prefetch_too(policy):
+    # An idle link: the oracle's predictions come in time, but for those of the first layer after a prompt.
     trace, link = random_trace(prompt=2), Link(bytes_per_s=1e7, compute_s=30e-3, expert_share=0.0)
     sweep = Sweep(policies=(policy,), budgets=("12 slots",), link=link)
     plain = find(rows_of(trace, sweep), policy=policy, start="warm", phase="decode")
@@ -162,11 +162,11 @@ def test_warm_forecasts_have_learnt_from_the_fit_requests():
     assert row.stall_s_per_token == pytest.approx(expected.stall_s / row.tokens)
 
 
-@pytest.mark.parametrize(("guesses", "forecast"), [(False, "best"), (True, "gate")])
-def test_auto_is_the_routers_guesses_where_there_are_any(guesses, forecast):
+@pytest.mark.parametrize(("predictions", "forecast"), [(False, "best"), (True, "gate")])
+def test_auto_is_the_routers_predictions_where_there_are_any(predictions, forecast):
     trace = random_trace()
-    if guesses:
-        trace = replace(trace, guesses=np.repeat(trace.experts[:, :, None], 3, axis=2))
+    if predictions:
+        trace = replace(trace, predictions=np.repeat(trace.experts[:, :, None], 3, axis=2))
     sweep = Sweep(policies=("lru",), budgets=("12 slots",), link=Link(1e6, 3e-3), prefetch="auto")
     rows = [row for row in rows_of(trace, sweep) if row.phase == "decode"]
     assert {row.prefetch for row in rows} == {f"{forecast} (auto)"}
@@ -232,7 +232,7 @@ def test_prefill_rows_are_apart_from_decode_rows():
     assert {row.phase for row in without} == {"decode"}
 
 
-def test_prompts_evict_nobody_unless_told_to():
+def test_prompts_evict_nothing_unless_asked_to():
     trace = random_trace(prompt=4)
     sweep = Sweep(policies=("lru",), budgets=("6 slots",))
     free = find(rows_of(trace, sweep), policy="lru", start="cold", phase="prefill")
@@ -347,9 +347,3 @@ def test_a_sweep_is_deterministic():
     one, two = (simulate({"t": random_trace(prompt=2)}, sweep) for _ in range(2))
     assert one.as_dict() == two.as_dict()
     assert one.as_dict()["rows"] == [row.as_dict() for row in one.rows]
-
-
-def test_names_of_earlier_versions_are_taken_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="prefetch_slots"):
-        sweep = Sweep(ahead=3)
-    assert sweep.prefetch_slots == replace(sweep, seed=1).prefetch_slots == 3

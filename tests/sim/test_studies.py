@@ -28,14 +28,14 @@ NAMES = ["bytes", "capacity", "policies", "sensitivity", "shift", "users"]
 
 
 def tiny(seed: int = 0, prompt: int = 4, requests: int = 8) -> Trace:
-    """A trace with token ids, and with guesses of which two in three tokens are right."""
+    """A trace with token ids, and with predictions of which two in three tokens are right."""
     trace = synthesise(
         SynthConfig(layers=4, experts=16, top_k=2, requests=requests, prompt_tokens=prompt, new_tokens=16, seed=seed)
     )
-    guesses = np.repeat(trace.experts[:, :, None, :], 3, axis=2)
-    guesses[::3] = (guesses[::3] + 1) % 16
+    predictions = np.repeat(trace.experts[:, :, None, :], 3, axis=2)
+    predictions[::3] = (predictions[::3] + 1) % 16
     ids = np.random.default_rng(seed).integers(0, 20, trace.tokens).astype(np.int32)
-    return replace(trace, guesses=guesses, token_ids=ids)
+    return replace(trace, predictions=predictions, token_ids=ids)
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +158,8 @@ def test_the_oracle_stalls_least(traces: dict[str, Trace]) -> None:
     rows = run("bytes", traces).rows
     for speed in equal_bytes.SPEEDS_GB:
         stall = {(r["forecast"], r["auto"]): r["stall_ms"] for r in rows if r["link_gb_per_s"] == speed}
-        guessed = [value for (forecast, _), value in stall.items() if forecast != "demand only"]
-        assert stall["oracle", "off"] <= min(guessed) * 1.0001
+        predicted = [value for (forecast, _), value in stall.items() if forecast != "demand only"]
+        assert stall["oracle", "off"] <= min(predicted) * 1.0001
 
 
 def test_notes_name_where_auto_wins_and_loses() -> None:
@@ -185,7 +185,7 @@ def test_precision_counts_residents_as_one_by_one(mix: Mix, policy: str) -> None
     (row,) = policies.measure(mix, policy, 5)
     cache = Controller(SlotPlan(mix.fit.shape, slots), parse(policy))
     cache.replay(mix.fit.events())
-    hits = seats = used = 0
+    hits = resident_sum = used = 0
     events = mix.test.events()
     for i in range(len(events)):
         experts = events.expert[events.start[i] : events.start[i + 1]]
@@ -196,8 +196,8 @@ def test_precision_counts_residents_as_one_by_one(mix: Mix, policy: str) -> None
             int(events.layer[i]), experts, counts, int(events.tokens[i]), phase, int(events.request[i])
         )
         if phase == Phase.DECODE:
-            hits, seats, used = hits + len(experts) - missing, seats + resident, used + len(experts)
-    assert row["precision"] == pytest.approx(hits / seats)
+            hits, resident_sum, used = hits + len(experts) - missing, resident_sum + resident, used + len(experts)
+    assert row["precision"] == pytest.approx(hits / resident_sum)
     assert row["recall"] == row["hit_rate"] == pytest.approx(hits / used)
 
 
@@ -209,8 +209,8 @@ def test_policies_at_2_to_6_of_8_and_the_bound_on_top(traces: dict[str, Trace]) 
     for row in small:
         best = next(r for r in small if r["slots"] == row["slots"] and r["by"] == "belady")
         assert row["hit_rate"] <= best["hit_rate"]
-    (guess,) = [row for row in rows if row["what"] == "predicting"]
-    assert guess["precision"] == guess["recall"]
+    (prediction,) = [row for row in rows if row["what"] == "predicting"]
+    assert prediction["precision"] == prediction["recall"]
 
 
 def test_recovery_is_the_first_small_mean() -> None:
@@ -261,13 +261,13 @@ def test_knobs_are_sorted_by_what_they_change(traces: dict[str, Trace], mix: Mix
     assert {row["knob"] for row in rows} == {knob.name for knob in sensitivity.knobs(mix.test)}
 
 
-def test_slots_for_guesses_come_out_of_the_same_memory(mix: Mix) -> None:
+def test_slots_for_predictions_come_out_of_the_same_memory(mix: Mix) -> None:
     shape = mix.fit.shape
     assert layout(shape) == Layout(14, 2)
     assert layout(shape, rows=0) == Layout(16, 0)
 
 
-def test_slots_for_guesses_are_as_many_everywhere() -> None:
+def test_slots_for_predictions_are_as_many_everywhere() -> None:
     for top_k, slots in ((1, 1), (2, 2), (4, 4), (8, 4)):
         shape = ModelShape(8, 64, top_k)
         assert (

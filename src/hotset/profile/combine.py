@@ -24,7 +24,7 @@ def merge(
     """One profile of several workloads: counts add up by weight, and so does what a policy learnt, where all have it.
 
     Everything is a sum, or a mean by the mass of the counts, so merging is associative up to rounding. Matrices of
-    requests are put together; of more than a collection holds, diverse ones stay. Who was resident, and when there
+    requests are put together; of more than a collection holds, diverse ones stay. Which were resident, and when there
     were hits, is of one run and not merged.
     """
     if not profiles:
@@ -45,8 +45,8 @@ def merge(
         updated=max(profile.updated for profile in profiles),
         policy=policy,
         learnt=learnt,
-        hits=_total([profile.hits for profile in profiles]),
-        misses=_total([profile.misses for profile in profiles]),
+        hits=total([profile.hits for profile in profiles]),
+        misses=total([profile.misses for profile in profiles]),
         matrices=union(first.shape, [profile.matrices for profile in profiles]),
     )
 
@@ -87,7 +87,7 @@ def _sum(arrays: Sequence[npt.NDArray[Any]], shares: Sequence[float]) -> npt.NDA
     return total
 
 
-def _total(counts: Sequence[Counts | None]) -> Counts | None:
+def total(counts: Sequence[Counts | None]) -> Counts | None:
     """Counts added up, where a profile has them."""
     known = [array for array in counts if array is not None]
     return np.sum(known, axis=0) if known else None
@@ -121,13 +121,12 @@ def compare(some: Profile, other: Profile, top: int = 10) -> dict[str, Any]:
             "least_alike_layers": sorted(known, key=lambda layer: known[layer])[:5],
             "layers": layers,
         },
-        "shared_hot_set": {f"{share:.1%}": shared_hot_set(some, other, _hot(some, share)) for share in HOT_SHARES},
+        "shared_hot_set": {
+            f"{share:.1%}": shared_hot_set(some, other, max(1, round(share * some.shape.experts)))
+            for share in HOT_SHARES
+        },
         "changed": list(_changed(some.hotness(), other.hotness(), top)),
     }
-
-
-def _hot(profile: Profile, share: float) -> int:
-    return max(1, round(share * profile.shape.experts))
 
 
 def _changed(before: Grid, after: Grid, top: int) -> Iterator[dict[str, Any]]:

@@ -22,9 +22,9 @@ def to_csv(profile: Profile) -> str:
 
 
 def _rows(profile: Profile) -> Iterator[list[object]]:
-    hotness, seats = profile.hotness(), profile.seats
+    hotness, residency = profile.hotness(), profile.residency
     hits, misses = (None if counts is None else counts.sum(axis=0) for counts in (profile.hits, profile.misses))
-    resident, pinned = (None if seats is None else (seats & bit > 0).astype(int) for bit in (RESIDENT, PINNED))
+    resident, pinned = (None if residency is None else (residency & bit > 0).astype(int) for bit in (RESIDENT, PINNED))
     columns = [profile.uses[Phase.PREFILL], profile.uses[Phase.DECODE], hotness, hits, misses, resident, pinned]
     for layer in range(profile.shape.layers):
         for expert in range(profile.shape.experts):

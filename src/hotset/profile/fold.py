@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from hotset.profile.combine import total
 from hotset.profile.profile import Fingerprint, Profile
 from hotset.profile.statistics import MAX_SPANS, Counts, Grid, History, Mark
 from hotset.shape import ModelShape
@@ -44,8 +45,8 @@ def fold(old: Profile | None, new: Profile) -> Profile:
         uses=old.uses * faded[:, None, None] + fresh,
         tokens=old.tokens + new.tokens,
         created=old.created,
-        hits=_plus(old.hits, new.hits),
-        misses=_plus(old.misses, new.misses),
+        hits=total([old.hits, new.hits]),
+        misses=total([old.misses, new.misses]),
         history=_joined(old.history, new.history),
         matrices=old.matrices if new.matrices is None else new.matrices,  # a run goes on with those of the profile
         meta=old.meta | new.meta,
@@ -72,12 +73,6 @@ def raw_profile(shape: ModelShape, fingerprint: Fingerprint, uses: Grid, tokens:
     """Plain counts as a profile of this moment."""
     moment = now()
     return Profile(shape, fingerprint, uses, tokens, moment, moment)
-
-
-def _plus(some: Counts | None, other: Counts | None) -> Counts | None:
-    if some is None or other is None:
-        return some if other is None else other
-    return some + other
 
 
 def _joined(old: History, new: History) -> History:

@@ -49,7 +49,8 @@ MAX_TEXT = 200
 def save_profile(profile: Profile, path: Path) -> None:
     """Write the profile beside its place and rename it there once it is whole."""
     tensors: dict[str, npt.NDArray[Any]] = {"tokens": profile.tokens, "uses": profile.uses}
-    tensors |= {name: array for name in _OPTIONAL if (array := getattr(profile, name)) is not None}
+    optional = {"hits": profile.hits, "misses": profile.misses, "seats": profile.residency}
+    tensors |= {name: array for name, array in optional.items() if array is not None}
     if len(profile.history.spans):
         tensors["history"] = profile.history.spans
     if profile.matrices is not None:
@@ -158,7 +159,7 @@ def _build(file: Any, header: dict[str, Any]) -> Profile:
         learnt={name.removeprefix(LEARNT): _learnt(file, name) for name in learnt},
         hits=_counts(file, "hits") if "hits" in names else None,
         misses=_misses(file, shape) if "misses" in names else None,
-        seats=file.get_tensor("seats") if "seats" in names else None,
+        residency=file.get_tensor("seats") if "seats" in names else None,
         history=History(_spans(file, names), _marks(header)),
         matrices=_matrices(file, names),
         meta=_meta(header),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotset.checks import renamed
 from hotset.errors import ProfileError
 from hotset.profile.matrices import Matrices
 from hotset.profile.statistics import NEVER, Counts, Grid, History, Statistics
@@ -19,7 +20,7 @@ State = dict[str, npt.NDArray[Any]]
 UNKNOWN = "unknown"
 """The architecture of a model without a name."""
 RESIDENT, PINNED = 1, 2
-"""What a seat says of an expert, bit by bit."""
+"""What the residency of an expert says, bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Fingerprint:
         return None
 
 
+@renamed(seats="residency")
 @dataclass(frozen=True, eq=False)
 class Profile:
     """What was learnt of one workload on one model."""
@@ -55,7 +57,7 @@ class Profile:
     learnt: State = field(default_factory=dict)  # of the policy; merged by "sum." or "mean.", as each name begins
     hits: Counts | None = None  # [phases, layers, experts], all ever counted
     misses: Counts | None = None
-    seats: npt.NDArray[np.uint8] | None = None  # [layers, experts]: who was resident or pinned when it was saved
+    residency: npt.NDArray[np.uint8] | None = None  # [layers, experts]: which were resident or pinned when it was saved
     history: History = field(default_factory=History.empty)
     matrices: Matrices | None = None  # what single requests used
     meta: dict[str, str] = field(default_factory=dict)
@@ -72,8 +74,8 @@ class Profile:
         for counts in (self.hits, self.misses):
             if counts is not None and (counts.shape != wanted or (counts < 0).any()):
                 raise ProfileError(f"hits and misses must be counts of shape {wanted}")
-        if self.seats is not None and self.seats.shape != grid:
-            raise ProfileError(f"the seats have shape {self.seats.shape}, not {grid}")
+        if self.residency is not None and self.residency.shape != grid:
+            raise ProfileError(f"the residency has shape {self.residency.shape}, not {grid}")
         if self.matrices is not None:
             self.matrices.check(self.shape)
 
@@ -89,7 +91,7 @@ class Profile:
         """The same as grids for tables and plots; what a profile does not keep is zero, and ages are unknown."""
         nothing = np.zeros_like(self.uses, np.int64)
         misses = nothing if self.misses is None else self.misses
-        seats = np.zeros(self.uses.shape[1:], np.uint8) if self.seats is None else self.seats
+        residency = np.zeros(self.uses.shape[1:], np.uint8) if self.residency is None else self.residency
         loads = misses.sum(axis=0)
         return Statistics(
             shape=self.shape,
@@ -102,8 +104,8 @@ class Profile:
             rate=self.hotness(),
             window=np.zeros_like(loads),
             age=np.full_like(loads, NEVER),
-            resident=(seats & RESIDENT) > 0,
-            pinned=(seats & PINNED) > 0,
+            resident=(residency & RESIDENT) > 0,
+            pinned=(residency & PINNED) > 0,
             history=self.history,
         )
 

@@ -77,25 +77,12 @@ class Statistics:
 
     def of(self, key: ExpertKey) -> dict[str, Any]:
         """All that is known of one expert, as plain values."""
-        layer, expert = key
-        decode, prefill = (self._phase(phase, key) for phase in (Phase.DECODE, Phase.PREFILL))
-        return {
-            "layer": layer,
-            "expert": expert,
-            "rate": float(self.rate[layer, expert]),
-            "window": int(self.window[layer, expert]),
-            "age": int(self.age[layer, expert]),
-            "loads": int(self.loads[layer, expert]),
-            "loaded_bytes": int(self.loaded_bytes[layer, expert]),
-            "resident": bool(self.resident[layer, expert]),
-            "pinned": bool(self.pinned[layer, expert]),
-            "decode": decode,
-            "prefill": prefill,
-        }
-
-    def _phase(self, phase: Phase, key: ExpertKey) -> dict[str, float]:
-        at = (phase, *key)
-        return {"uses": float(self.uses[at]), "hits": int(self.hits[at]), "misses": int(self.misses[at])}
+        whole = ("rate", "window", "age", "loads", "loaded_bytes", "resident", "pinned")
+        found: dict[str, Any] = key._asdict() | {name: getattr(self, name)[key].item() for name in whole}
+        for phase in (Phase.DECODE, Phase.PREFILL):
+            counts = {name: getattr(self, name)[phase, *key].item() for name in ("uses", "hits", "misses")}
+            found[phase.name.lower()] = counts
+        return found
 
     def layer_hit_rates(self, phase: Phase = Phase.DECODE) -> Grid:
         """The hit rate of each layer; not a number where nothing was asked for."""

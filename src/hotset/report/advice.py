@@ -29,10 +29,10 @@ def _advise(rows: list[Row]) -> str | None:
     if not causal:
         return None
     policy = max(causal, key=lambda name: _mean(causal[name]))
-    best, size = causal[policy], expert_bytes(rows)
-    needs = _needs(best, size)
+    best, does_best = causal[policy], " does best and" if len(causal) > 1 else ""
+    needs = _needs(best, expert_bytes(rows))
     bound = [row for row in judged if row.policy == BOUND]
-    return f"{printable(best[0].trace)}: {_choice(policy, len(causal))} {needs}. {_distance(best, bound)}".strip()
+    return f"{printable(best[0].trace)}: {printable(policy)}{does_best} {needs}. {_distance(best, bound)}".strip()
 
 
 def _by_policy(rows: list[Row]) -> dict[str, list[Row]]:
@@ -48,28 +48,20 @@ def _mean(rows: list[Row]) -> float:
     return fmean(row.hit_rate for row in rows)
 
 
-def _choice(policy: str, policies: int) -> str:
-    return f"{printable(policy)} does best and" if policies > 1 else printable(policy)
-
-
 def _needs(rows: list[Row], size: float | None) -> str:
     """The smallest budget for each target, or how near the sweep comes."""
-    reached = {row.budget_slots: (target, row) for target in TARGETS if (row := _smallest(rows, target))}
-    missed = [target for target in TARGETS if not _smallest(rows, target)]
+    enough = {target: next((row for row in rows if row.hit_rate >= target), None) for target in TARGETS}
+    missed = [target for target, row in enough.items() if row is None]
+    reached = {row.budget_slots: (target, row) for target, row in enough.items() if row is not None}
     words = [f"{percent(target, 0)} with {_memory(row, size)}" for target, row in reached.values()]
     text = f"reaches a decode hit rate of {' and '.join(words)}" if words else ""
-    return _with_missed(text, missed[0], max(rows, key=lambda row: row.hit_rate), size) if missed else text
-
-
-def _with_missed(text: str, missed: float, top: Row, size: float | None) -> str:
-    target, best = percent(missed, 0), f"{percent(top.hit_rate)} with {_memory(top, size)}"
+    if not missed:
+        return text
+    top = max(rows, key=lambda row: row.hit_rate)
+    target, best = percent(missed[0], 0), f"{percent(top.hit_rate)} with {_memory(top, size)}"
     if text:
         return f"{text}; no budget of this sweep reaches {target}, the highest is {best}"
     return f"reaches a decode hit rate of {target} with no budget of this sweep: the highest is {best}"
-
-
-def _smallest(rows: list[Row], target: float) -> Row | None:
-    return next((row for row in rows if row.hit_rate >= target), None)
 
 
 def _memory(row: Row, size: float | None) -> str:

@@ -41,7 +41,7 @@ def _table(name: str, result: Evaluation) -> Table:
 def _layer_table(name: str, result: Evaluation) -> Table:
     table = frame(f"\n{printable(name)}: recall @k by layer; layers before the distance are of the next pass")
     headers = ["ahead", "forecast", *map(str, range(len(result.scores[0].recall_by_layer)))]
-    _fill(table, headers, result, lambda score: [dash(share, _whole) for share in score.recall_by_layer])
+    _fill(table, headers, result, lambda score: [dash(s, lambda s: f"{100 * s:.0f}") for s in score.recall_by_layer])
     return table
 
 
@@ -73,7 +73,3 @@ def _cells(score: Score) -> list[str]:
         dash(score.log_loss, "{:.4f}".format),
         f"{score.us_per_event:.1f}",
     ]
-
-
-def _whole(share: float) -> str:
-    return f"{100 * share:.0f}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hotset.report.heat_words import UNDER, phase_of, say, shares, size_of
+from hotset.report.heat_words import UNDER, phase_of, shares, size_of, write_note
 from hotset.report.plot_style import GREY, INK
 from hotset.report.words import percent
 
@@ -37,7 +37,7 @@ def draw_use(axes: Axes, statistics: Statistics) -> bool:
     uses = 100 * statistics.shape.top_k * shares(statistics)
     known = uses[np.isfinite(uses)]
     if not known.size:
-        say(axes, "no expert was used yet")
+        write_note(axes, "no expert was used yet")
         return False
     _number_experts(axes, statistics.shape.experts)
     axes.set_facecolor(_UNUSED)

@@ -9,7 +9,7 @@ import numpy as np
 
 from hotset.profile.statistics import History
 from hotset.report.heat_layers import DECODE
-from hotset.report.heat_words import say, short, size_of
+from hotset.report.heat_words import short, size_of, write_note
 from hotset.report.plot_style import GREY, INK, PALE
 from hotset.report.words import plural
 
@@ -30,7 +30,7 @@ def draw_history(axes: Axes, history: History) -> None:
 
     axes.set_title("Hit rate over time")
     if not np.isfinite(history.hit_rate).any() or not history.spans[:, 0].any():
-        say(axes, "no hits over time were kept")
+        write_note(axes, "no hits over time were kept")
         return
     coarse = _gathered(history)
     if len(coarse.spans) < len(history.spans):

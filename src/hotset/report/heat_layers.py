@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hotset.report.heat_words import UNDER, say, shares
+from hotset.report.heat_words import UNDER, shares, write_note
 from hotset.report.plot_style import GREY, PALE
 from hotset.report.words import percent
 from hotset.trace import Phase
@@ -27,7 +27,7 @@ def draw_layers(axes: Axes, statistics: Statistics) -> bool:
     axes.set_title("Hit rate by layer")
     rates = {phase: 100 * statistics.layer_hit_rates(phase) for phase in Phase}
     if not any(np.isfinite(found).any() for found in rates.values()):
-        say(axes, "no hits or\nmisses counted")
+        write_note(axes, "no hits or\nmisses counted")
         return False
     size = max(min(0.7 * _DOTS / statistics.shape.layers, _LARGEST_DOT), 1.0)
     rows = np.arange(statistics.shape.layers)
@@ -50,7 +50,7 @@ def draw_concentration(axes: Axes, statistics: Statistics) -> None:
     used = share[np.isfinite(share).all(axis=1)]
     axes.set_title("Use taken by the hottest experts")
     if not len(used):
-        say(axes, "no expert was used yet")
+        write_note(axes, "no expert was used yet")
         return
     covered = 100 * np.cumsum(np.sort(used, axis=1)[:, ::-1], axis=1)
     covered = np.hstack([np.zeros((len(covered), 1)), covered])

@@ -37,7 +37,7 @@ def shares(statistics: Statistics) -> Grid:
 
 
 def knows_residency(statistics: Statistics) -> bool:
-    """Whether it is known who sits in memory: a profile of a trace does not know."""
+    """Whether it is known which experts are resident: a profile of a trace does not know."""
     return bool(statistics.resident.any() or statistics.pinned.any())
 
 
@@ -58,7 +58,7 @@ def short(text: str, most: int) -> str:
     return safe if len(safe) <= most else f"{safe[: most - 3].rstrip()}..."
 
 
-def say(axes: Axes, text: str) -> None:
+def write_note(axes: Axes, text: str) -> None:
     """Write what is missing where it would have been drawn."""
     from matplotlib.patches import Rectangle
 

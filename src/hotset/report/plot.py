@@ -14,8 +14,8 @@ import numpy as np
 from hotset.errors import HotsetError
 from hotset.report.plot_file import check_format, drawing, save_figure
 from hotset.report.plot_lines import Line, Panel, panel_of
-from hotset.report.plot_style import GREY, PALE, Look, label_of, looks
-from hotset.report.words import BOUND, plural, setting
+from hotset.report.plot_style import GREY, PALE, Look, looks
+from hotset.report.words import BOUND, label_of, plural, setting
 from hotset.text import printable
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def _figure(panels: list[Panel]) -> Figure:
     figure = Figure(figsize=(1.9 + 3.1 * columns if columns > 1 else 6.0, 0.3 + 3.6 * lines), layout="constrained")
     grid = figure.subplots(lines, columns, sharey=True, squeeze=False).ravel()
     style = looks(line.policy for panel in panels for line in panel.lines)
-    grid[0].set_ylim(_floor(panels), 100)
+    least = min(float(line.y.min()) for panel in panels for line in panel.lines)
+    grid[0].set_ylim(max(0.0, 10 * math.floor((least - 2) / 10)), 100)  # a round number below every line
     title_pad = 29 if any(panel.gib for panel in panels) else 8
     for axes, panel in zip(grid, panels, strict=False):
         _draw_panel(axes, panel, style, title_pad)
@@ -80,12 +81,6 @@ def _figure(panels: list[Panel]) -> Figure:
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles[::-1], labels[::-1], loc="outside right center", handlelength=2.4)
     return figure
-
-
-def _floor(panels: list[Panel]) -> float:
-    """The foot of the shared axis: a round number below every line."""
-    least = min(float(line.y.min()) for panel in panels for line in panel.lines)
-    return max(0.0, 10 * math.floor((least - 2) / 10))
 
 
 def _caption(panels: list[Panel]) -> str:
@@ -102,21 +97,23 @@ def _caption(panels: list[Panel]) -> str:
 
 def _draw_panel(axes: Axes, panel: Panel, looks: dict[str, Look], title_pad: float) -> None:
     """Draw everything of a panel but the names of its lines."""
-    axes.set_title(_short(printable(panel.trace)), y=1.0, pad=title_pad)  # titles of a row stand level
+    name, most = printable(panel.trace), _LONGEST_NAME // 2
+    if len(name) > _LONGEST_NAME:  # it would run into the next panel
+        name = f"{name[:most]}...{name[3 - most :]}"
+    axes.set_title(name, y=1.0, pad=title_pad)  # titles of a row stand level
     axes.set_xlim(0, panel.reach * 1.02)
     axes.set_xlabel("experts resident (%)")
     axes.grid(axis="y")
     if panel.gib:
-        _add_gib(axes, panel.gib)
+        to, back = partial(np.multiply, panel.gib / 100), partial(np.multiply, 100 / panel.gib)
+        top = axes.secondary_xaxis("top", functions=(to, back))
+        top.set_xlabel("GiB of experts", fontsize=7.5, color=GREY, labelpad=3)
+        top.tick_params(length=2.5, width=0.6, labelsize=7.5, colors=GREY)
+        top.spines["top"].set(visible=True, color=PALE, linewidth=0.6)
     for line in reversed(panel.lines):  # the best on top
         _draw_line(axes, line, looks[line.policy], line.policy == panel.best)
     _mark_cycle(axes, panel, 1, "token cycle", GREY)
     _mark_cycle(axes, panel, 2, "2 cycles", "#b5b5b5")
-
-
-def _short(name: str) -> str:
-    """The name with its middle left out where it would run into the next panel."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME // 2]}...{name[-_LONGEST_NAME // 2 + 3 :]}"
 
 
 def _draw_line(axes: Axes, line: Line, look: Look, best: bool) -> None:
@@ -130,27 +127,15 @@ def _draw_line(axes: Axes, line: Line, look: Look, best: bool) -> None:
     axes.plot([], [], color=look.color, **path, **mark, label=label_of(line.policy))
 
 
-def _add_gib(axes: Axes, gib: float) -> None:
-    top = axes.secondary_xaxis("top", functions=(partial(np.multiply, gib / 100), partial(np.multiply, 100 / gib)))
-    top.set_xlabel("GiB of experts", fontsize=7.5, color=GREY, labelpad=3)
-    top.tick_params(length=2.5, width=0.6, labelsize=7.5, colors=GREY)
-    top.spines["top"].set(visible=True, color=PALE, linewidth=0.6)
-
-
 def _mark_cycle(axes: Axes, panel: Panel, cycles: int, text: str, color: str) -> None:
     at = cycles * panel.cycle
     if at > panel.reach:
         return
     axes.axvline(at, color=color, linewidth=0.7, linestyle=(0, (4, 3)), zorder=0.5)
-    above = _room_above(axes, panel, at)
+    low, high = axes.get_ylim()
+    heights = [float(np.interp(at, line.x, line.y)) for line in panel.lines if line.x[0] <= at]
+    above = not heights or high - max(heights) > min(heights) - low  # where the lines leave more room
     axes.annotate(
         text, (at, 1 if above else 0), (-2, -3 if above else 4), xycoords=axes.get_xaxis_transform(),
         textcoords="offset points", rotation=90, ha="right", va="top" if above else "bottom", fontsize=6.5, color=GREY,
     )  # fmt: skip
-
-
-def _room_above(axes: Axes, panel: Panel, at: float) -> bool:
-    """Whether the lines leave more room over them than under them at this size."""
-    low, high = axes.get_ylim()
-    heights = [float(np.interp(at, line.x, line.y)) for line in panel.lines if line.x[0] <= at]
-    return not heights or high - max(heights) > min(heights) - low

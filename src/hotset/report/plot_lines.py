@@ -64,8 +64,11 @@ class Panel:
 def panel_of(rows: list[Row], curve: LruCurve | None, shape: ModelShape | None) -> Panel:
     """Order the rows of one trace into lines; the shape knows sizes that rows without misses do not."""
     ordered = sorted(rows, key=lambda row: row.budget_slots)
-    policies = sorted(dict.fromkeys(row.policy for row in ordered), key=lambda name: _rank(name, ordered), reverse=True)
-    lines = [_line(name, [row for row in ordered if row.policy == name], curve) for name in policies]
+    own: dict[str, list[Row]] = {}
+    for row in ordered:
+        own.setdefault(row.policy, []).append(row)
+    policies = sorted(own, key=lambda name: (name == BOUND, fmean(row.hit_rate for row in own[name])), reverse=True)
+    lines = [_line(name, own[name], curve) for name in policies]
     last = ordered[-1]
     size = shape.expert_bytes if shape else expert_bytes(rows)
     return Panel(
@@ -74,10 +77,6 @@ def panel_of(rows: list[Row], curve: LruCurve | None, shape: ModelShape | None) 
         cycle=100 * last.budget_fraction / last.budget_cycles,
         gib=size * last.budget_slots / last.budget_fraction / 2**30 if size else None,
     )
-
-
-def _rank(policy: str, rows: list[Row]) -> tuple[bool, float]:
-    return policy == BOUND, fmean(row.hit_rate for row in rows if row.policy == policy)
 
 
 def _line(policy: str, rows: list[Row], curve: LruCurve | None) -> Line:

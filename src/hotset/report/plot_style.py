@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hotset.report.words import BOUND
-from hotset.text import printable
 
 INK, GREY, PALE = "#222222", "#6b6b6b", "#dddddd"
 
@@ -83,8 +82,3 @@ def _candidates(policy: str) -> list[Look]:
     base = policy.partition(":")[0]
     own = [look for name, look in _LOOKS.items() if name == _ALIKE.get(base, base)]
     return [Look(*look, dash) for dash in ("-", "--", ":") for look in (*own, *_LOOKS.values())]
-
-
-def label_of(policy: str) -> str:
-    """A policy's name in a plot."""
-    return f"{BOUND} (bound)" if policy == BOUND else printable(policy)

@@ -46,9 +46,10 @@ def _figure(result: StudyResult) -> Figure:
         axes.set_title(", ".join(text for text in (printable(trace), chart.title) if text))
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
+    caption = f"{'; '.join(printable(text) for text in result.ran_on)}. Split: {result.study.split}."
     figure.suptitle(result.study.title, x=0.01, ha="left", fontweight="bold")
     _name_lines(figure, list(grid[: len(panels)]))
-    figure.supxlabel(fill(_caption(result), round(19 * width)), x=0.01, ha="left", fontsize=7, color=GREY)
+    figure.supxlabel(fill(caption, round(19 * width)), x=0.01, ha="left", fontsize=7, color=GREY)
     return figure
 
 
@@ -149,7 +150,3 @@ def _name_lines(figure: Figure, panels: Sequence[Axes]) -> None:
         return
     for axes, names in zip(panels, found, strict=True):
         axes.legend(names.values(), names.keys(), fontsize=7)
-
-
-def _caption(result: StudyResult) -> str:
-    return f"{'; '.join(printable(text) for text in result.ran_on)}. Split: {result.study.split}."

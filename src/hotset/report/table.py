@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotset.report.tables import Column, add_columns, cell, frame
-from hotset.report.words import BOUND, expert_bytes, memory, percent, plural, setting
+from hotset.report.words import BOUND, expert_bytes, label_of, memory, percent, plural, setting
 from hotset.shape import format_size
 from hotset.text import printable
 
@@ -30,7 +30,7 @@ _COLUMNS = (
     Column("misses\n/token", lambda row: row.misses_per_token, lambda count: f"{count:,.2f}"),
     Column("bytes\n/token", lambda row: row.bytes_per_token, format_size),
     Column("evicted\n/token", lambda row: row.evictions / row.tokens, lambda count: f"{count:,.2f}"),
-    Column("stall\nms/token", lambda row: _thousand(row.stall_s_per_token), lambda time: f"{time:,.2f}"),
+    Column("stall\nms/token", lambda row: row.stall_s_per_token, lambda time: f"{1000 * time:,.2f}"),
     Column("tokens\n/s", lambda row: row.tokens_per_s, lambda speed: f"{speed:,.1f}"),
 )
 
@@ -55,7 +55,9 @@ def _group(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> list[list[Row
 
 
 def _table(rows: list[Row], size: float | None) -> Table:
-    table = frame(_title(rows[0]))
+    row = rows[0]
+    tokens = plural(row.tokens, "token") + (" of requests not seen before" if row.start == "warm" else "")
+    table = frame(f"{printable(row.trace)}: {row.phase} from a {row.start} start\n{tokens}, {setting(row)}")
     table.add_column("\nmemory", style="dim", no_wrap=True)
     table.add_column("\npolicy", overflow="fold")
     columns = add_columns(table, _COLUMNS, rows)
@@ -64,43 +66,17 @@ def _table(rows: list[Row], size: float | None) -> Table:
     return table
 
 
-def _title(row: Row) -> str:
-    tokens = plural(row.tokens, "token")
-    if row.start == "warm":
-        tokens += " of requests not seen before"
-    return f"{printable(row.trace)}: {row.phase} from a {row.start} start\n{tokens}, {setting(row)}"
-
-
 def _add_section(table: Table, rows: list[Row], columns: Sequence[Column], size: float | None) -> None:
     """The budget is spelled out down the first column, beside its policies."""
     ordered = sorted(rows, key=lambda row: row.policy == BOUND)
-    best = _best(rows)
+    rates = {row.hit_rate for row in rows if row.policy != BOUND}
+    best = max(rates) if len(rates) > 1 else None  # where all are equal, none is best
     for unit, row in zip_longest(memory(rows[0], size), ordered):
         if row is None:
             table.add_row(unit)
-        else:
-            cells = [cell(column, row) for column in columns]
-            table.add_row(unit, _name(row, best), *cells, style=_style(row, best))
+            continue
+        cells = [cell(column, row) for column in columns]
+        name = Text(label_of(row.policy) + (" *" if row.policy != BOUND and row.hit_rate == best else ""))
+        style = "italic cyan" if row.policy == BOUND else "bold" if row.hit_rate == best else ""
+        table.add_row(unit, name, *cells, style=style)
     table.add_section()
-
-
-def _best(rows: list[Row]) -> float | None:
-    """The best causal hit rate; None where all are equal, for then none is best."""
-    rates = {row.hit_rate for row in rows if row.policy != BOUND}
-    return max(rates) if len(rates) > 1 else None
-
-
-def _name(row: Row, best: float | None) -> Text:
-    if row.policy == BOUND:
-        return Text(f"{BOUND} (bound)")
-    return Text(printable(row.policy) + (" *" if row.hit_rate == best else ""))
-
-
-def _style(row: Row, best: float | None) -> str:
-    if row.policy == BOUND:
-        return "italic cyan"
-    return "bold" if row.hit_rate == best else ""
-
-
-def _thousand(value: float | None) -> float | None:
-    return None if value is None else 1000 * value

@@ -18,6 +18,7 @@ from hotset.trace.summary import entropy
 
 SHARES = (0.125, 0.25, 0.5)
 """The shares of the experts of a layer whose part of all uses is told."""
+_SUMS = ("resident", "pinned", "loads", "loaded_bytes")
 
 
 def totals(statistics: Statistics) -> dict[str, Any]:
@@ -25,10 +26,7 @@ def totals(statistics: Statistics) -> dict[str, Any]:
     return {
         "phases": {phase.name.lower(): _phase(statistics, phase) for phase in Phase},
         "hit_rate": _rate(int(statistics.hits.sum()), int(statistics.misses.sum())),
-        "loads": int(statistics.loads.sum()),
-        "loaded_bytes": int(statistics.loaded_bytes.sum()),
-        "resident": int(statistics.resident.sum()),
-        "pinned": int(statistics.pinned.sum()),
+        **{name: int(getattr(statistics, name).sum()) for name in _SUMS},
         "experts": statistics.shape.total_experts,
     }
 
@@ -51,10 +49,7 @@ def layer_figures(statistics: Statistics, layers: Sequence[int], top: int) -> li
             "hit_rate": _known(rates[layer]),
             "entropy": _known(evenness[layer]),
             "concentration": {name: float(parts[layer]) for name, parts in covered.items()},
-            "resident": int(statistics.resident[layer].sum()),
-            "pinned": int(statistics.pinned[layer].sum()),
-            "loads": int(statistics.loads[layer].sum()),
-            "loaded_bytes": int(statistics.loaded_bytes[layer].sum()),
+            **{name: int(getattr(statistics, name)[layer].sum()) for name in _SUMS},
             "top": statistics.top(layer, top),
         }
         for layer in layers
@@ -91,24 +86,12 @@ def _whole(value: float) -> str:
     return f"{value:,.0f}" if value < 1e9 else count(value)
 
 
-def _residency(row: dict[str, Any]) -> str:
-    return f"{row['resident']} ({row['pinned']})"
-
-
-def _where(row: dict[str, Any]) -> str:
-    return "pinned" if row["pinned"] else "resident" if row["resident"] else "-"
-
-
-def _ago(row: dict[str, Any]) -> int | None:
-    return None if row["age"] == NEVER else row["age"]
-
-
 def _hottest(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{row['expert']} ({row['rate']:.2f})" for row in rows if row["rate"] > 0) or "none used"
 
 
 _PHASE_COLUMNS = (
-    Column("phase", lambda row: row["phase"], always=True, left=True),
+    Column("phase", itemgetter("phase"), always=True, left=True),
     *(Column(key, itemgetter(key), _whole, always=True) for key in ("tokens", "uses", "hits", "misses")),
     Column("hit rate", lambda row: row["hit_rate"], percent, always=True),
 )
@@ -116,7 +99,7 @@ _LAYER_COLUMNS = (
     Column("layer", lambda row: row["layer"], str, always=True),
     Column("hit\nrate", lambda row: row["hit_rate"], percent, nothing=None),
     Column("top 25 %\ntake", lambda row: row["concentration"]["25.0%"], percent, always=True),
-    Column("resident\n(pinned)", _residency, str, nothing="0 (0)"),
+    Column("resident\n(pinned)", lambda row: f"{row['resident']} ({row['pinned']})", nothing="0 (0)"),
     Column("loaded", lambda row: row["loaded_bytes"], format_size, nothing=0),
     Column("hottest experts\n(uses per token)", lambda row: row["top"], _hottest, always=True, left=True),
 )
@@ -130,16 +113,16 @@ _COLUMNS = (
     Column("loads", lambda row: row["loads"], count, nothing=0),
     Column("loaded", lambda row: row["loaded_bytes"], format_size, nothing=0),
     Column("uses in\nwindow", lambda row: row["window"], count, nothing=0),
-    Column("tokens\nago", _ago, count, nothing=None),
-    Column("where", _where, str, left=True, nothing="-"),
+    Column("tokens\nago", lambda row: row["age"], count, nothing=NEVER),
+    Column("where", itemgetter("where"), left=True, nothing="-"),
 )
 
 
 def _expert(row: dict[str, Any]) -> dict[str, Any]:
-    """The phases of an expert added up."""
-    parts = (row["prefill"], row["decode"])
-    sums = {key: sum(part[key] for part in parts) for key in ("uses", "hits", "misses")}
-    return row | sums | {"hit_rate": _rate(sums["hits"], sums["misses"])}
+    """The phases of an expert added up, and where it is."""
+    sums = {key: row["prefill"][key] + row["decode"][key] for key in ("uses", "hits", "misses")}
+    where = "pinned" if row["pinned"] else "resident" if row["resident"] else "-"
+    return row | sums | {"hit_rate": _rate(sums["hits"], sums["misses"]), "where": where}
 
 
 def _phase(statistics: Statistics, phase: Phase) -> dict[str, Any]:

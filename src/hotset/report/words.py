@@ -26,6 +26,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def label_of(policy: str) -> str:
+    """A policy's name in tables and plots."""
+    return f"{BOUND} (bound)" if policy == BOUND else printable(policy)
+
+
 def setting(row: Row) -> str:
     """The conditions of a row: scope, streams, and staging where there is any."""
     words = [_SCOPES.get(row.scope, row.scope), plural(row.streams, "stream")]

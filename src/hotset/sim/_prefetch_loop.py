@@ -269,10 +269,10 @@ def follow(
         is_control = decode and is_control_step(trial, layers, number)
         is_idle = decode and trial.options[AUTO] > 0 and is_off(trial, layers, number)
         if rules.mode != NO_PREFETCH and not is_idle:
-            told = len(events.predicted) > 0 and decode and not is_control
-            if told:
+            given = len(events.predicted) > 0 and decode and not is_control
+            if given:
                 load_predictions(events, event, out, predicted)
-            seen = seen_of(events, event, predicted, told)
+            seen = seen_of(events, event, predicted, given)
             observe(state, seen)
             for distance in range(1, rules.reach + 1 if decode else 1):
                 target = (layer + distance) % layers

@@ -17,6 +17,7 @@ from hotset.checks import number, texts, whole
 from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE, Forecast, Seen, names, parse
 from hotset.forecasts._kernel import bind
+from hotset.plugins import install, resolve
 from hotset.prefetch.votes import rank_votes
 from hotset.trace import Phase, Trace
 from hotset.trace.events import EventTable
@@ -101,17 +102,20 @@ def evaluate(
 ) -> Evaluation:
     """Run each forecast over the trace and judge it on new tokens of the requests after the first share `fit`."""
     _check(distances, fit)
+    install()
     known = [d for d in distances if d <= trace.shape.layers]
     events = trace.events()
     judged, words = _judged(events, trace, fit)
     result = Evaluation(words)
     arrays = arrays_of(trace, events, judged)
     for spec in names() if forecasts is None else texts(forecasts, "the forecasts") or names():
-        forecast = parse(spec)
+        forecast = parse(resolve(spec, "forecast"))
         if forecast.needs and getattr(trace, forecast.needs) is None:
             result.notes.append(f"{forecast.spec} is left out: the trace has no {forecast.needs.replace('_', ' ')}")
         else:
-            result.scores.extend(_scores(forecast, trace, arrays, known))
+            sums, bins = run_loop(forecast, forecast.start(trace.shape), trace, arrays, known)
+            us = _pace(forecast, trace, arrays, known)
+            result.scores.extend(_score(forecast.spec, d, sums[d - 1], bins[d - 1], us) for d in known)
         advance()
     return result
 
@@ -150,7 +154,7 @@ def arrays_of(trace: Trace, events: EventTable, judged: npt.NDArray[np.bool_]) -
         events.start, events.layer, events.tokens, events.phase, events.request, events.expert, events.count,
         events.step, np.append(passes, trace.tokens).astype(np.int64),
         np.empty(0, np.int32) if trace.token_ids is None else np.ascontiguousarray(trace.token_ids),
-        np.empty((0, 0, 0, 0), np.int16) if trace.guesses is None else np.ascontiguousarray(trace.guesses),
+        np.empty((0, 0, 0, 0), np.int16) if trace.predictions is None else np.ascontiguousarray(trace.predictions),
         _targets(events), judged,
     )  # fmt: skip
 
@@ -183,12 +187,6 @@ def run_loop(
     events = len(arrays.layer) if most is None else most
     loop_of(type(forecast))(state, arrays, wanted, trace.shape.top_k, sums, bins, scratch, ranked, events)
     return sums, bins
-
-
-def _scores(forecast: Forecast, trace: Trace, arrays: EventArrays, distances: Sequence[int]) -> list[Score]:
-    sums, bins = run_loop(forecast, forecast.start(trace.shape), trace, arrays, distances)
-    us = _pace(forecast, trace, arrays, distances)
-    return [_score(forecast.spec, d, sums[d - 1], bins[d - 1], us) for d in distances]
 
 
 def _pace(forecast: Forecast, trace: Trace, arrays: EventArrays, distances: Sequence[int]) -> float:
@@ -286,12 +284,12 @@ def token_of(arrays: EventArrays, event: int) -> int:
     return -1
 
 
-def seen_of(arrays: EventArrays, event: int, ranked: Any, told: bool) -> Any:
-    """An event as forecasts see it; the routers' predictions only if they were told."""
+def seen_of(arrays: EventArrays, event: int, ranked: Any, given: bool) -> Any:
+    """An event as forecasts see it; the routers' predictions only if they are known."""
     low, high = arrays.start[event], arrays.start[event + 1]
     return Seen(
         arrays.layer[event], arrays.expert[low:high], arrays.count[low:high], arrays.tokens[event], arrays.phase[event],
-        arrays.request[event], token_of(arrays, event), ranked[:, : ranked.shape[1] * told],
+        arrays.request[event], token_of(arrays, event), ranked[:, : ranked.shape[1] * given],
     )  # fmt: skip
 
 
@@ -300,11 +298,11 @@ def loop(
     events: int,
 ) -> None:  # fmt: skip
     """Observe all events in order; after each, forecast the layers ahead and judge where that counts."""
-    layers, told = sums.shape[1], len(arrays.predicted) > 0
+    layers, given = sums.shape[1], len(arrays.predicted) > 0
     for event in range(events):
-        if told:
+        if given:
             load_predictions(arrays, event, scratch[0], predicted)
-        seen = seen_of(arrays, event, predicted, told)
+        seen = seen_of(arrays, event, predicted, given)
         observe(state, seen)
         for d in range(len(wanted)):
             if wanted[d]:

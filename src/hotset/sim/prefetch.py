@@ -1,6 +1,6 @@
 """Prefetch over a modelled link: what of the stalls it saves, and how many bytes it wastes, by the rules of a plan.
 
-Prefetched experts wait in rows of their own and never change who is resident. So a replay without them gives all
+Prefetched experts wait in rows of their own and never change the cache. So a replay without them gives all
 misses, and this follows with the forecast, the plan and the link alone. docs/design.md states the model.
 """
 
@@ -52,7 +52,7 @@ def chosen_forecast(trace: Trace, asked: str) -> tuple[str, bool]:
     """The forecast that was asked for, and whether a trial judges it: auto is the routers', where they are recorded."""
     if asked != AUTO:
         return asked, False
-    return ("best" if trace.guesses is None else "gate"), True
+    return ("best" if trace.predictions is None else "gate"), True
 
 
 def driver_for(trace: Trace, asked: str) -> Driver:
@@ -61,7 +61,7 @@ def driver_for(trace: Trace, asked: str) -> Driver:
     That are the predictions of the routers as far ahead as it looks. All other forecasts are made by a host.
     """
     by_routers = asked == ORACLE or chosen_forecast(trace, asked)[0] == "gate"
-    recorded = 0 if trace.guesses is None else trace.guesses.shape[2]
+    recorded = 0 if trace.predictions is None else trace.predictions.shape[2]
     enough = recorded >= plan_prefetch(Driver.DEVICE, trace.shape).layers_ahead
     return Driver.DEVICE if by_routers and enough else Driver.CPU
 
@@ -74,7 +74,7 @@ def check_driver(driver: Driver, trace: Trace, forecast: str) -> None:
         raise HotsetError(
             f"where the device drives, the routers predict: {forecast} is made by a host; use --driver cpu or host"
         )
-    if trace.guesses is None:
+    if trace.predictions is None:
         raise HotsetError("this trace holds no predictions of the routers: record it with --record-lookahead 2")
 
 
@@ -112,27 +112,19 @@ def follow_replay(
     if training_trace is not None:
         learn(chosen, state, training_trace)
         events = events._replace(request=events.request + training_trace.requests)
-    trial = _trial(plan, layers, forecast)
-    near = np.zeros((layers, experts), np.bool_) if resident is None else resident.copy()
-    sums = np.zeros(loop.SUMS)
-    loop.loop_of(type(chosen))(
-        events, done.log, done.misses, near, state, trial, start_times(), _slots(plan), _link_state(link, trace),
-        _rules(plan, forecast), np.zeros(experts), np.zeros(4), np.full((MAX_DISTANCE, experts), -1, np.int16), sums,
-    )  # fmt: skip
-    return _result(sums, trial, int(events.step[-1]) + 1)
-
-
-def _trial(plan: PrefetchPlan, layers: int, forecast: str) -> TrialState:
-    return start_trial(
+    trial = start_trial(
         layers, auto=plan.trial and forecast != OFF, most=plan.rows_per_part, adaptive=plan.adaptive,
         by_layer=plan.layer_trial,
     )  # fmt: skip
-
-
-def _slots(plan: PrefetchPlan) -> loop.PrefetchSlots:
-    rows = plan.rows
-    whole = (np.zeros(rows, np.int64) for _ in range(3))
-    return loop.PrefetchSlots(np.full(rows, loop.FREE), next(whole), np.zeros(rows), *whole)
+    whole = [np.zeros(plan.rows, np.int64) for _ in range(3)]
+    slots = loop.PrefetchSlots(np.full(plan.rows, loop.FREE), whole[0], np.zeros(plan.rows), *whole[1:])
+    near = np.zeros((layers, experts), np.bool_) if resident is None else resident.copy()
+    sums = np.zeros(loop.SUMS)
+    loop.loop_of(type(chosen))(
+        events, done.log, done.misses, near, state, trial, start_times(), slots, _link_state(link, trace),
+        _rules(plan, forecast), np.zeros(experts), np.zeros(4), np.full((MAX_DISTANCE, experts), -1, np.int16), sums,
+    )  # fmt: skip
+    return _result(sums, trial, int(events.step[-1]) + 1)
 
 
 def _rules(plan: PrefetchPlan, forecast: str) -> loop.Rules:

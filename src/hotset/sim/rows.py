@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, fields
 from typing import Any
+
+from hotset.checks import renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Prefetched:
     wasted_bytes_per_token: float
 
 
+@renamed(ahead_slots="prefetch_slots")
 @dataclass(slots=True)
 class Row:
     """One policy at one budget on one trace; rates are fractions, absent figures are None.
@@ -62,9 +64,6 @@ class Row:
     prefetched: Prefetched | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "ahead_slots":
-            warnings.warn("ahead_slots is deprecated: use prefetch_slots", DeprecationWarning, stacklevel=2)
-            name = "prefetch_slots"
         for part, kind in PARTS.items():
             if name in kind.__slots__:
                 return getattr(getattr(self, part), name, None)

@@ -15,9 +15,7 @@ from hotset.cache.controller import Replayed
 from hotset.cache.counters import Count
 from hotset.checks import instance, shown, text
 from hotset.errors import HotsetError
-from hotset.policies import Grid
 from hotset.policies.belady import Belady
-from hotset.sim.link import Link
 from hotset.sim.prefetch import OFF, Resident, chosen_forecast, follow_replay
 from hotset.sim.rows import Prefetched, Row, Times
 from hotset.sim.sweep import Job, Sweep, has_warm_rows, jobs, notes
@@ -36,6 +34,9 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """The result as plain values, for JSON."""
         return {"rows": [row.as_dict() for row in self.rows], "notes": self.notes}
+
+    def __repr__(self) -> str:
+        return f"<Result: {len(self.rows)} rows, {len(self.notes)} notes>"
 
 
 class _Part(NamedTuple):
@@ -87,7 +88,11 @@ def _run(name: str, trace: Trace, sweep: Sweep, advance: Callable[[], None]) -> 
         return rows
 
     def replay(job: Job) -> list[Row]:
-        return _cold(name, job, whole, sweep) if job.start == "cold" else _warm(name, job, fit, judged, sweep)
+        return (
+            _judge(name, job, whole, _controller(job, sweep), sweep)
+            if job.start == "cold"
+            else _warm(name, job, fit, judged, sweep)
+        )
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # the replay is compiled and lets go of the lock
         rows = [row for found in pool.map(work, jobs(trace, sweep)) for row in found]
@@ -107,18 +112,13 @@ def _part(trace: Trace, sweep: Sweep) -> _Part:
     passes = np.flatnonzero(np.diff(trace.step, prepend=trace.step[0] - 1))
     phase = np.minimum.reduceat(trace.phase, passes)  # a pass with a prompt in it is a prefill
     sizes = np.diff(np.append(passes, trace.tokens))
-    return _Part(
-        trace, trace.events(), (int(sizes[phase == Phase.PREFILL].sum()), int(sizes[phase == Phase.DECODE].sum()))
-    )
+    prefill, decode = (int(sizes[phase == kind].sum()) for kind in Phase)
+    return _Part(trace, trace.events(), (prefill, decode))
 
 
 def _controller(job: Job, sweep: Sweep) -> Controller:
     """A fresh cache; the bound is not held to the rule that prompts leave the hot set alone."""
     return Controller(job.plan, job.policy, prefill=job.policy.admission if job.policy.offline else sweep.prefill)
-
-
-def _cold(name: str, job: Job, part: _Part, sweep: Sweep) -> list[Row]:
-    return _judge(name, job, part, _controller(job, sweep), sweep)
 
 
 def _judge(
@@ -128,7 +128,8 @@ def _judge(
     prefetches = sweep.link is not None and sweep.prefetch != OFF
     resident = controller.table.slot_of >= 0
     done = controller.replay(part.events, log=prefetches)
-    rows = _rows(name, job, part, done, sweep)
+    phases = [phase for phase in (Phase.DECODE, Phase.PREFILL) if part.tokens[phase]]
+    rows = [_row(name, job, part, done, sweep, phase) for phase in phases]
     for row in rows:
         if prefetches and row.phase == "decode":
             _add_prefetch(row, part, done, sweep, resident, training_trace)
@@ -162,9 +163,8 @@ def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[
     if job.policy.offline:  # the bound for any warm start: the best contents to begin with, known from the future
         controller.preload(1.0 / (1.0 + job.policy.with_future(controller.state, judged.events).next_use))
     elif job.policy.needs_counts:
-        counts = _counts(fit.events)
-        controller.state.counts[...] = counts
-        controller.preload(counts)
+        controller.state.counts[...] = fit.events.totals()
+        controller.preload(controller.state.counts)
     else:
         controller.replay(fit.events)
     rows = _judge(name, job, judged, controller, sweep, fit.trace)
@@ -172,17 +172,6 @@ def _warm(name: str, job: Job, fit: _Part, judged: _Part, sweep: Sweep) -> list[
     for row in rows:
         row.cold_hit_rate = cold.hit_rate(Phase[row.phase.upper()])
     return rows
-
-
-def _counts(events: EventTable) -> Grid:
-    grid = np.zeros((events.shape.layers, events.shape.experts))
-    np.add.at(grid, (np.repeat(events.layer, np.diff(events.start)), events.expert), events.count)
-    return grid
-
-
-def _rows(name: str, job: Job, part: _Part, done: Replayed, sweep: Sweep) -> list[Row]:
-    phases = [phase for phase in (Phase.DECODE, Phase.PREFILL) if part.tokens[phase]]
-    return [_row(name, job, part, done, sweep, phase) for phase in phases]
 
 
 def _row(name: str, job: Job, part: _Part, done: Replayed, sweep: Sweep, phase: Phase) -> Row:
@@ -211,17 +200,13 @@ def _row(name: str, job: Job, part: _Part, done: Replayed, sweep: Sweep, phase: 
         events=counters.total(Count.EVENTS, phase),
         tokens=tokens,
     )
-    if sweep.link:
-        _add_times(row, sweep.link, part.events, done, phase)
-    return row
-
-
-def _add_times(row: Row, link: Link, events: EventTable, done: Replayed, phase: Phase) -> None:
-    if events.shape.expert_bytes is None:
+    if sweep.link and shape.expert_bytes is None:
         raise HotsetError(
             "a modelled link needs the size of an expert, and this trace does not state it: pass --expert-bytes"
         )
-    row.times = _times(*link.times(events, done.misses, phase), row.tokens)
+    if sweep.link:
+        row.times = _times(*sweep.link.times(part.events, done.misses, phase), tokens)
+    return row
 
 
 def _times(stall_s: float, total_s: float, tokens: int) -> Times:

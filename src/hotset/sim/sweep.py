@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from hotset.cache import Scope, SlotPlan
-from hotset.checks import choice, instance, number, put, shown, text, texts, whole
+from hotset.checks import choice, instance, number, put, renamed, shown, text, texts, whole
 from hotset.errors import BudgetError, HotsetError, PolicyError
 from hotset.forecasts import parse as parse_forecast
-from hotset.policies import Admit, Policy, parse
+from hotset.plugins import install, resolve
+from hotset.policies import Admit, Policy, names, parse
 from hotset.prefetch import Driver, PrefetchPlan, plan_prefetch
 from hotset.shape import MAX_SLOTS, Budget
 from hotset.sim.link import Link
@@ -19,8 +19,8 @@ from hotset.sim.prefetch import AUTO, OFF, ORACLE, check_driver, chosen_forecast
 from hotset.trace import Trace
 from hotset.trace.run import Run
 
-POLICIES = ("lru", "lfu", "lfru", "slru", "window", "decay", "layered", "static", "blend")
-"""The policies of a sweep that names none; belady is always there."""
+POLICIES = ("lru", "lfu", "lfru", "slru", "window", "decay", "eam", "layered", "static", "blend")
+"""The policies of hotset, in the order of a table; those of users come after them, and belady, the bound, is last."""
 
 BUDGETS = ("5%", "10%", "25%", "40%", "50%")
 """The budgets of a sweep that names none; those too small for a model are left out."""
@@ -30,16 +30,17 @@ Start = Literal["cold", "warm"]
 _MAX_STREAMS, _MAX_PREFETCH_SLOTS, _MAX_SEED = 1 << 20, 1 << 16, (1 << 63) - 1
 
 
+@renamed(ahead="prefetch_slots")
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
     """What to compare, and how."""
 
     policies: Sequence[str] | None = None  # none named: all, and that of the run that the trace is a recording of
     budgets: Sequence[str] | None = None  # none named: the usual, and the slots of that run
-    scope: Scope | None = None  # not said: that of the run, or the layer
+    scope: Scope | None = None  # not given: that of the run, or the layer
     streams: int = 1
     mode: Literal["batch", "turns"] = "batch"
-    staging: int | None = None  # not said: that of the run, with its prefetch slots, or none
+    staging: int | None = None  # not given: that of the run, with its prefetch slots, or none
     prefill: Admit = Admit.FREE
     fit: float = 0.5  # share of requests that a warm start has seen
     seed: int = 0
@@ -47,14 +48,10 @@ class Sweep:
     prefetch: str = "off"  # auto, oracle, or a forecast: what is prefetched over the link
     driver: Driver | None = None  # whose rules prefetch follows; none named: see `hotset.sim.prefetch.driver_for`
     prefetch_slots: int | None = None  # rows for prefetched experts, beside the cache
-    ahead: InitVar[int | None] = None  # what that was called before
 
-    def __post_init__(self, ahead: int | None) -> None:
-        if ahead is not None:
-            warnings.warn("ahead is deprecated: use prefetch_slots", DeprecationWarning, stacklevel=3)
-            put(self, prefetch_slots=ahead)
+    def __post_init__(self) -> None:
         if self.policies is not None:
-            put(self, policies=texts(self.policies, "policies", PolicyError))
+            put(self, policies=tuple(map(resolve, texts(self.policies, "policies", PolicyError))))
         if self.budgets is not None:
             put(self, budgets=texts(self.budgets, "budgets", BudgetError))
         if self.scope is not None:
@@ -70,6 +67,7 @@ class Sweep:
         if self.link is not None:
             instance(self.link, Link, "the link")
         if text(self.prefetch, "prefetch") not in (AUTO, OFF, ORACLE):
+            put(self, prefetch=resolve(self.prefetch, "forecast"))
             parse_forecast(self.prefetch)
         if self.driver is not None:
             put(self, driver=choice(self.driver, Driver, "the driver"))
@@ -80,14 +78,14 @@ class Sweep:
     def on(self, trace: Trace) -> Setting:
         """What is compared on one trace: what was not given is as in the run that it is a recording of."""
         run = Run.of(trace)
-        policies = self.policies or (*POLICIES, *_policy_of(run))
+        policies = self.policies or (*registered_policies()[0], *_policy_of(run))
         slots = [f"{run.slots} slots"] if run is not None and run.slots <= trace.shape.total_experts else []
         return Setting(
             replace(self, policies=policies),
             run,
             Scope(run.scope if run else Scope.LAYER) if self.scope is None else self.scope,
             (run.staging if run else 0) if self.staging is None else self.staging,
-            run.ahead if run and self.staging is None else 0,
+            run.prefetch_rows if run and self.staging is None else 0,
             tuple(self.budgets or (*BUDGETS, *slots)),
         )
 
@@ -100,11 +98,25 @@ class Sweep:
 
     def asked_for(self) -> list[Policy]:
         """The named policies, once each, and the bound."""
-        return _once([parse(spec) for spec in (*(self.policies or POLICIES), "belady")])
+        return _once([parse(spec) for spec in (*(self.policies or registered_policies()[0]), "belady")])
 
     def replayed(self) -> list[Policy]:
         """These and the baseline, which every figure is read against."""
         return _once([*self.asked_for(), parse("lru")])
+
+
+def registered_policies() -> tuple[list[str], list[str]]:
+    """All policies that need no future, in the order of a table, and a line for each that does not work."""
+    install()
+    known = names()
+    found, lines = [], []
+    for name in (*POLICIES, *(each for each in known if each not in POLICIES)):
+        try:
+            if name in known and not parse(name).offline:
+                found.append(name)
+        except PolicyError as error:
+            lines.append(f"{name} is left out: {error}")
+    return found, lines
 
 
 class Setting(NamedTuple):
@@ -114,7 +126,7 @@ class Setting(NamedTuple):
     run: Run | None
     scope: Scope
     staging: int
-    ahead: int  # rows for prefetch that a budget in bytes paid for, too
+    prefetch_rows: int  # rows for prefetch that a budget in bytes paid for, too
     budgets: tuple[str, ...]
 
     def shows_cold(self, policy: Policy, trace: Trace) -> bool:
@@ -152,7 +164,8 @@ def plans(trace: Trace, sweep: Sweep) -> list[tuple[Budget, SlotPlan]]:
     for asked in setting.budgets:
         budget = Budget.parse(asked)
         try:
-            found.append((budget, _plan(trace, setting, budget)))
+            slots = budget.slots_for(trace.shape, setting.staging + setting.prefetch_rows)
+            found.append((budget, SlotPlan(trace.shape, slots, setting.scope, setting.staging, setting.prefetch_rows)))
         except BudgetError:
             if sweep.budgets:
                 raise
@@ -169,7 +182,7 @@ def has_warm_rows(trace: Trace, sweep: Sweep) -> bool:
 def notes(name: str, trace: Trace, sweep: Sweep) -> list[str]:
     """What to know before reading the rows of this trace."""
     setting = sweep.on(trace)
-    lines = _about_run(name, setting)
+    lines = _about_run(name, setting) + ([] if sweep.policies else registered_policies()[1])
     asked, kept = setting.sweep.asked_for(), plans(trace, sweep)
     skipped = [each for each in BUDGETS if Budget.parse(each) not in {budget for budget, _ in kept}]
     if skipped and not sweep.budgets:
@@ -197,7 +210,7 @@ def _about_prefetch(name: str, trace: Trace, sweep: Sweep) -> list[str]:
     }
     layers = "one layer" if plan.reach == 1 else f"{plan.reach} layers"
     lines = [f"{name}: prefetch as {who[plan.driver]}: {layers} ahead, {plan.rows} rows (--driver names another)"]
-    recorded = 0 if trace.guesses is None else trace.guesses.shape[2]
+    recorded = 0 if trace.predictions is None else trace.predictions.shape[2]
     if plan.predicted_only and sweep.prefetch != ORACLE and recorded < plan.reach:
         lines.append(
             f"{name}: the routers' predictions reach {recorded} of them: record with --record-lookahead {plan.reach}"
@@ -225,11 +238,6 @@ def _policy_of(run: Run | None) -> tuple[str, ...]:
         return () if run is None or parse(run.policy).offline else (run.policy,)
     except PolicyError:
         return ()
-
-
-def _plan(trace: Trace, setting: Setting, budget: Budget) -> SlotPlan:
-    slots = budget.slots_for(trace.shape, setting.staging + setting.ahead)
-    return SlotPlan(trace.shape, slots, setting.scope, setting.staging, setting.ahead)
 
 
 def _once(policies: list[Policy]) -> list[Policy]:

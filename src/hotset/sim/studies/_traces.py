@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.errors import HotsetError
-from hotset.shape import ModelShape, format_size
+from hotset.shape import format_size
 from hotset.trace import Phase, Trace
 from hotset.trace.combine import concat
 from hotset.trace.events import EventTable
@@ -47,22 +47,19 @@ class Mix:
 
     def words(self) -> str:
         """What this is, for people."""
-        shape = self.fit.shape
+        shape, parts = self.fit.shape, f" ({', '.join(self.of)})" if len(self.of) > 1 else ""
         return (
-            f"{self.name}{self._parts()}: {shape.layers} layers x {shape.experts} experts, top {shape.top_k}; "
+            f"{self.name}{parts}: {shape.layers} layers x {shape.experts} experts, top {shape.top_k}; "
             f"{self.fit.requests} requests first, {self.test.requests} judged ({self.tokens:,} new tokens); "
             f"an expert is taken as {format_size(shape.expert_bytes or 0)}"
         )
-
-    def _parts(self) -> str:
-        return f" ({', '.join(self.of)})" if len(self.of) > 1 else ""
 
 
 def mixes(traces: Mapping[str, Trace], most_events: int, new_tokens: int = NEW_TOKENS) -> list[Mix]:
     """A mix for each model among the traces; long requests are cut, then there are as many as fit so many events."""
     models: dict[tuple[int, int, int], dict[str, Trace]] = {}
     for name, trace in traces.items():
-        models.setdefault(_model(trace.shape), {})[name] = trace
+        models.setdefault((trace.shape.layers, trace.shape.experts, trace.shape.top_k), {})[name] = trace
     return [_mix(own, most_events, new_tokens) for own in models.values()]
 
 
@@ -72,10 +69,6 @@ def shuffled(
     """The requests of a trace in a drawn order, each on its own, at most so many, and with at most so many tokens."""
     order = rng.permutation(trace.requests)[:most]
     return [trace.take(_rows(trace, int(request), new_tokens)) for request in order]
-
-
-def _model(shape: ModelShape) -> tuple[int, int, int]:
-    return shape.layers, shape.experts, shape.top_k
 
 
 def _mix(traces: Mapping[str, Trace], most_events: int, new_tokens: int) -> Mix:

@@ -105,7 +105,7 @@ def _row(mix: Mix, policy: str, what: str, slots: int | None, precision: float |
 
 
 def conclude(rows: list[Row]) -> list[str]:
-    """How far LFU is from LRU at every size, and who is best."""
+    """How far LFU is from LRU at every size, and which policy is best."""
     caching = grouped((row for row in rows if row["what"] == "caching"), "trace")
     return [
         f"{name}: " + "; ".join(_compare(same, slots) for slots, same in grouped(own, "slots").items())

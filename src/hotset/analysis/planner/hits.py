@@ -1,0 +1,160 @@
+"""How often experts are missing at every size of a cache: replays of one workload, kept request by request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.cache import Controller, SlotPlan
+from hotset.errors import HotsetError
+from hotset.policies import Policy, parse
+from hotset.policies.belady import Belady
+from hotset.shape import ModelShape
+from hotset.trace import Phase, Trace
+from hotset.trace.events import EventTable
+
+POLICIES = ("blend", "lru")
+"""What live models choose between; the optimum is always beside them."""
+BOUND = "belady"
+FRACTIONS = (0.03, 0.0625, 0.09, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.5, 0.625, 0.75, 0.875)
+MAX_ACCESSES = 1_500_000
+"""Of a replayed trace: the first requests of a longer one are taken."""
+_WARM_SHARE = 4  # the first quarter of the requests fills the cache, and is not counted
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class HitCurve:
+    """Events of decode steps by how many of their experts are missing, for growing numbers of slots."""
+
+    shape: ModelShape
+    slots: npt.NDArray[np.int64]  # [sizes], rising; the last is all experts
+    events: Floats  # [sizes, requests, top_k + 1]: events with so many missing
+    tokens: Floats  # [requests], decode tokens that were counted
+
+    def per_token(self, weights: Floats | None = None) -> Floats:
+        """Events with so many missing per token, [sizes, top_k + 1]; requests may count more or less often."""
+        own = np.ones(len(self.tokens)) if weights is None else weights
+        mixed: Floats = np.einsum("srm,r->sm", self.events, own) / float(self.tokens @ own)
+        return mixed
+
+    def misses_per_token(self) -> Floats:
+        """Missing experts of one token, over all layers, by size."""
+        missing: Floats = self.per_token() @ np.arange(self.events.shape[2])
+        return missing
+
+    def hit_rate(self, slots: int) -> float:
+        """The share of hits with so many slots, between sizes by a straight line; more slots never hit less."""
+        asked = float((self.per_token()[0]).sum()) * self.shape.top_k
+        misses = np.minimum.accumulate(self.misses_per_token())
+        return 1.0 - float(np.interp(slots, self.slots, misses)) / asked
+
+    def as_dict(self) -> dict[str, Any]:
+        """The curve of all requests together as plain values, for JSON."""
+        return {
+            "layers": self.shape.layers, "experts": self.shape.experts, "top_k": self.shape.top_k,
+            "slots": self.slots.tolist(), "events_per_token": self.per_token().round(6).tolist(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> HitCurve:
+        """A curve that was kept; it has one request, so that nothing can be said of how requests differ."""
+        shape = ModelShape(int(kept["layers"]), int(kept["experts"]), int(kept["top_k"]))
+        slots, events = np.array(kept["slots"], np.int64), np.array(kept["events_per_token"], float)[:, None, :]
+        if events.shape != (len(slots), 1, shape.top_k + 1) or len(slots) < 2 or not np.isfinite(events).all():
+            raise HotsetError("the kept curve of hits is damaged")
+        return cls(shape, slots, events, np.ones(1))
+
+
+@dataclass(frozen=True, eq=False)
+class Hits:
+    """The curves of all policies on one workload."""
+
+    curves: dict[str, HitCurve]  # by policy, the bound among them
+
+    def best(self, slots: int) -> str:
+        """The policy that hits most with so many slots; of equals, the default."""
+        names = [name for name in self.curves if name != BOUND]
+        return max(names, key=lambda name: (round(self.curves[name].hit_rate(slots), 3), -names.index(name)))
+
+
+def sizes_of(shape: ModelShape) -> list[int]:
+    """The numbers of slots that are replayed: from the fewest that work to all but one expert."""
+    least, total = max(shape.layers, shape.top_k), shape.total_experts
+    found = {max(int(fraction * total), least) for fraction in FRACTIONS}
+    return sorted(size for size in {least, *found} if size < total)
+
+
+def replay_hits(
+    trace: Trace, policies: Sequence[str] = POLICIES, *, advance: Callable[[], None] = lambda: None
+) -> Hits:
+    """Replay a trace under each policy and the optimum at every size; each replay calls `advance`."""
+    trace = shortened(trace)
+    if not trace.count(Phase.DECODE):
+        raise HotsetError("the trace has no decode tokens: record answers, not prompts alone")
+    events, sizes = trace.events(), sizes_of(trace.shape)
+    chosen = [*(parse(name) for name in policies), Belady(phase="decode")]
+    jobs = [(policy, size) for policy in chosen for size in sizes]
+
+    def work(job: tuple[Policy, int]) -> Floats:
+        found = _missing(events, *job)
+        advance()
+        return found
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # replays are compiled and let go of the lock
+        found = list(pool.map(work, jobs))
+    counted = _counted(events)
+    tokens = np.bincount(events.request[counted & (events.layer == events.layer[0])], minlength=trace.requests)
+    slots = np.array([*sizes, trace.shape.total_experts], np.int64)
+    curves = {}
+    for place, policy in enumerate(chosen):
+        own = found[place * len(sizes) : (place + 1) * len(sizes)]
+        everything = np.zeros_like(own[0])  # resident: nothing is ever missing
+        everything[:, 0] = own[0].sum(axis=1)
+        curves[BOUND if policy.offline else policy.spec] = HitCurve(
+            trace.shape, slots, np.stack([*own, everything]), tokens.astype(float)
+        )
+    return Hits(curves)
+
+
+def count_replays(shape: ModelShape, policies: Sequence[str] = POLICIES) -> int:
+    """How often `replay_hits` will call `advance`."""
+    return (len(policies) + 1) * len(sizes_of(shape))
+
+
+def shortened(trace: Trace) -> Trace:
+    """The first requests of a trace that is longer than it takes to know its hits."""
+    most = max(MAX_ACCESSES // trace.shape.token_cycle, 1)
+    if trace.tokens <= most:
+        return trace
+    whole = int(np.searchsorted(np.maximum.accumulate(trace.request), trace.request[most]))
+    return trace.take(slice(0, whole if whole >= most // 2 else most))
+
+
+def _counted(events: EventTable) -> npt.NDArray[np.bool_]:
+    """The decode events that count: those of later requests, for the first fill the cache."""
+    requests = int(events.request.max()) + 1
+    decode = events.phase == Phase.DECODE
+    if requests >= _WARM_SHARE:
+        later = events.request >= requests // _WARM_SHARE
+    else:
+        later = events.step >= np.quantile(events.step[decode], 1 / _WARM_SHARE)
+    counted: npt.NDArray[np.bool_] = decode & later
+    return counted
+
+
+def _missing(events: EventTable, policy: Policy, slots: int) -> Floats:
+    """Counted events of each request by how many of their experts are missing."""
+    done = Controller(SlotPlan(events.shape, slots, staging=1), policy).replay(events)
+    counted = _counted(events)
+    table = np.zeros((int(events.request.max()) + 1, events.shape.top_k + 1))
+    missing = np.minimum(done.misses[counted], events.shape.top_k)
+    np.add.at(table, (events.request[counted], missing), 1)
+    return table

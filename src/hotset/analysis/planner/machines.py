@@ -1,0 +1,102 @@
+"""The machine that a plan is for: this one, by its calibration, or one that is told of by its rates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hotset.analysis.planner.calibration import Calibration
+from hotset.analysis.planner.rates import GPU_LINK_SHARE, Engine, Rates, cpu_rates, gpu_rates
+from hotset.analysis.planner.tiers import Memory
+from hotset.errors import HotsetError
+from hotset.shape import parse_size
+from hotset.sim.link import parse_speed
+
+DISK_BYTES_PER_S = 2e9
+"""What a disk that is not named reads per second, on a machine that is not there."""
+_TARGET = re.compile(r"(\d+(?:\.\d+)?)\s*(?:tok|tokens?|t)?/s", re.IGNORECASE)
+_MAX_TARGET = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a person says of the machine; what is None is this machine's."""
+
+    gpu: str | None = None
+    ram: str | None = None
+    link: str | None = None
+    disk: str | None = None
+    memory_bandwidth: str | None = None
+
+    def check(self) -> None:
+        """Refuse what does not go together, before anything is read or measured."""
+        if self.link is not None and (self.gpu is None or not self.has_gpu):
+            raise HotsetError("--link is between RAM and a GPU: give --gpu, too, or leave it out")
+        if self.memory_bandwidth is not None and self.has_gpu and self.link is None:
+            raise HotsetError("--memory-bandwidth is of a GPU that is not here: give its --link, too, as 25GB/s")
+        speeds = {"--link": self.link, "--disk": self.disk, "--memory-bandwidth": self.memory_bandwidth}
+        for flag, speed in speeds.items():
+            if speed is not None and not parse_speed(speed) > 0:
+                raise HotsetError(f"{flag} must be above 0, as 25GB/s")
+        if self.ram is not None and parse_size(self.ram) <= 0:
+            raise HotsetError("--ram must be above 0, as 32GiB")
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether a GPU is asked for; a size of 0 is none."""
+        return self.gpu is not None and parse_size(self.gpu) > 0
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the machine is another one, known by its rates alone."""
+        return self.memory_bandwidth is not None
+
+
+RatesOf = Callable[[Engine], Rates]
+
+
+def rates_elsewhere(told: Told) -> RatesOf:
+    """The rates of a machine that is not there."""
+    assert told.memory_bandwidth is not None  # noqa: S101 - asked before
+    memory, disk = parse_speed(told.memory_bandwidth), parse_speed(told.disk) if told.disk else DISK_BYTES_PER_S
+    link = parse_speed(told.link) if told.link else 0.0
+
+    def rates_of(engine: Engine) -> Rates:
+        if engine is Engine.CPU:
+            return cpu_rates(memory, disk)
+        return gpu_rates(memory, link, disk, host=engine is Engine.HOST)
+
+    return rates_of
+
+
+def rates_here(calibration: Calibration, told: Told) -> RatesOf:
+    """The rates of this machine, with what was said otherwise."""
+
+    def rates_of(engine: Engine) -> Rates:
+        if engine is Engine.CPU:
+            found = calibration.rates()
+            return replace(found, miss_bytes_per_s=parse_speed(told.disk)) if told.disk else found
+        found = calibration.gpu_rates(host=engine is Engine.HOST)
+        if told.link:
+            share = 1.0 if engine is Engine.HOST else GPU_LINK_SHARE
+            found = replace(found, miss_bytes_per_s=parse_speed(told.link) * share)
+        return replace(found, far_bytes_per_s=parse_speed(told.disk)) if told.disk else found
+
+    return rates_of
+
+
+def memory_of(told: Told, ram_here: Callable[[], int], gpu_here: Callable[[], int | None]) -> Memory:
+    """The memory to plan for: as told, or what is free here."""
+    ram = parse_size(told.ram) if told.ram is not None else ram_here()
+    if told.gpu is not None:
+        return Memory(ram, parse_size(told.gpu) or None)
+    return Memory(ram, None if told.is_elsewhere else gpu_here())
+
+
+def parse_target(text: str) -> float:
+    """Read a target such as "20tok/s", in tokens per second."""
+    match = _TARGET.fullmatch(text.strip())
+    if match is None or not 0 < float(match[1]) <= _MAX_TARGET:
+        raise HotsetError(f'cannot read the target "{text:.40}": write tokens per second, as 20tok/s')
+    return float(match[1])

@@ -1,0 +1,260 @@
+"""Plans: for every precision the split of memory, what to expect of it, and the command to run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotset.analysis.planner.commands import commands_for
+from hotset.analysis.planner.hits import BOUND, HitCurve, Hits
+from hotset.analysis.planner.model import PlannedModel, Precision
+from hotset.analysis.planner.rates import Engine, Rates
+from hotset.analysis.planner.tiers import Memory, Split, bytes_for, least_bytes, least_slots, split
+from hotset.analysis.planner.times import TokenTimes
+from hotset.errors import BudgetError
+
+MORE_BYTES = 8 << 30
+PROMPT_TOKENS = 2048
+_DRAWS = 200
+_QUANTILE = 1.645  # nine in ten lie within so many deviations
+_WIDEST = 0.9
+_ONE_REQUEST_SPREAD = 0.15  # of a workload whose requests cannot be compared
+
+RatesOf = Callable[[Engine], Rates]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One precision: where its experts lie, and what to expect."""
+
+    precision: str
+    engine: str
+    policy: str
+    expert_bytes: int
+    slots: int
+    resident: float
+    fast_bytes: int  # of the memory that computes: for experts
+    rest_bytes: int  # for everything else
+    unused_bytes: int
+    ram_bytes: int  # experts in RAM behind a GPU
+    disk_bytes: int  # experts on disk alone
+    hit_rate: float
+    tokens_per_s: float
+    low_tokens_per_s: float
+    high_tokens_per_s: float
+    prompt_s: float
+    bound_hit_rate: float
+    bound_tokens_per_s: float
+    more_tokens_per_s: float
+    commands: list[str] = field(default_factory=list)
+
+    @property
+    def more_share(self) -> float:
+        """What more memory brings, as a share of what is expected now."""
+        return self.more_tokens_per_s / self.tokens_per_s - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as plain values."""
+        return asdict(self) | {"more_share": self.more_share}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRow:
+    """The least memory with which a precision reaches a target; None where it cannot."""
+
+    precision: str
+    reached: bool
+    memory_bytes: int | None
+    resident: float | None
+    tokens_per_s: float  # with that memory, or with everything resident
+    bound_tokens_per_s: float
+    commands: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The row as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """A model, a workload and a machine."""
+
+    model: PlannedModel
+    memory: Memory
+    hits: Hits
+    rates_of: RatesOf
+    misses_spread: float = 0.0
+    prompt_tokens: int = PROMPT_TOKENS
+    more_bytes: int = MORE_BYTES
+    context: int | None = None  # tokens, where they are not the usual
+
+    def rows(self) -> list[PlanRow]:
+        """One row for each precision that fits."""
+        found = [row for precision in self.model.precisions() if (row := self.row(precision)) is not None]
+        if not found:
+            least = min(least_bytes(self.model, precision) for precision in self.model.precisions())
+            gpu = self.memory.gpu_bytes is not None
+            tier, remedy = ("a GPU, and RAM behind it,", "--gpu 0 (the CPU)") if gpu else ("RAM", "a smaller --context")
+            raise BudgetError(
+                f"{self.model.name} does not fit in any precision: the least that works is {tier} of "
+                f"{math.ceil(least / (1 << 20))}MiB; give more, or plan for {remedy} or a smaller model"
+            )
+        return found
+
+    def left_out(self) -> list[str]:
+        """A line for each precision that does not fit."""
+        lines = []
+        for precision in self.model.precisions():
+            if split(self.model, precision, self.memory) is None:
+                least = least_bytes(self.model, precision)
+                lines.append(f"{precision.name} does not fit: the least is {math.ceil(least / (1 << 20))}MiB")
+        return lines
+
+    def row(self, precision: Precision) -> PlanRow | None:
+        """What to expect of a precision; None where it does not fit."""
+        found = split(self.model, precision, self.memory)
+        if found is None:
+            return None
+        times = self._times(precision, found)
+        policy, token_s = self._best(times, found)
+        low_s, high_s = self.interval(times, found.slots, policy, token_s)
+        more = split(self.model, precision, self.memory.with_fast(self.memory.fast_bytes + self.more_bytes))
+        more_s = token_s if more is None else min(self._best(self._times(precision, more), more)[1], token_s)
+        bound = self.hits.curves[BOUND]
+        return PlanRow(
+            precision=precision.name,
+            engine=str(found.engine),
+            policy=policy,
+            expert_bytes=precision.expert_bytes,
+            slots=found.slots,
+            resident=found.resident,
+            fast_bytes=found.fast_bytes,
+            rest_bytes=found.rest_bytes,
+            unused_bytes=found.unused_bytes,
+            ram_bytes=found.ram_bytes,
+            disk_bytes=found.disk_bytes,
+            hit_rate=self.hits.curves[policy].hit_rate(found.slots),
+            tokens_per_s=1 / token_s,
+            low_tokens_per_s=1 / high_s,
+            high_tokens_per_s=1 / low_s,
+            prompt_s=times.prompt_s(self.prompt_tokens, found.resident, found.far_share),
+            bound_hit_rate=bound.hit_rate(found.slots),
+            bound_tokens_per_s=1 / self._floor_s(times, found),
+            more_tokens_per_s=1 / more_s,
+            commands=commands_for(self.model, precision, found, policy, self.context),
+        )
+
+    def speeds(self, precision: Precision, sizes_bytes: Floats) -> Floats:
+        """Tokens per second for amounts of the memory that computes; none where a model does not run."""
+        found = [self._speed(precision, int(size)) for size in sizes_bytes]
+        return np.array([math.nan if each is None else each for each in found])
+
+    def target(self, precision: Precision, tokens_per_s: float) -> TargetRow:
+        """The least of the memory that computes with which so many tokens per second are expected."""
+        total = self.model.shape.total_experts
+        candidates = np.arange(least_slots(self.model.shape), total + 1)
+        whole = self._at(precision, total)
+        times = self._times(precision, whole)
+        ample_s = self._best(times, whole)[1]
+        engine = self._engine(precision)
+        token_s = self._by_slots(TokenTimes(self.model, precision, self.rates_of(engine)), candidates, whole, engine)
+        token_s[-1] = ample_s
+        enough = np.flatnonzero(token_s <= (1 + 1e-9) / tokens_per_s)
+        bound = 1 / times.floor_s(0.0)
+        if not len(enough):
+            return TargetRow(precision.name, False, None, None, 1 / ample_s, bound)
+        slots = int(candidates[enough[0]])
+        needed = bytes_for(self.model, precision, slots, Engine.DEVICE if slots == total and engine is not Engine.CPU
+                           else engine)  # fmt: skip
+        reached = split(self.model, precision, self.memory.with_fast(needed))
+        if reached is None:  # RAM behind a GPU is too small for all but the whole model
+            reached, needed = whole, bytes_for(self.model, precision, total, Engine.DEVICE)
+        policy, reached_s = self._best(self._times(precision, reached), reached)
+        commands = commands_for(self.model, precision, reached, policy, self.context)
+        return TargetRow(precision.name, True, needed, reached.resident, 1 / reached_s, bound, commands)
+
+    def _speed(self, precision: Precision, size_bytes: int) -> float | None:
+        found = split(self.model, precision, self.memory.with_fast(size_bytes))
+        return None if found is None else 1 / self._best(self._times(precision, found), found)[1]
+
+    def _at(self, precision: Precision, slots: int) -> Split:
+        """The split with memory for so many slots."""
+        engine = Engine.CPU if self.memory.gpu_bytes is None else Engine.DEVICE
+        needed = bytes_for(self.model, precision, slots, engine)
+        found = split(self.model, precision, self.memory.with_fast(needed))
+        assert found is not None  # noqa: S101 - all experts fit
+        return found
+
+    def _engine(self, precision: Precision) -> Engine:
+        """What computes where not everything is resident."""
+        probe = split(self.model, precision, self.memory.with_fast(least_bytes(self.model, precision) * 2))
+        if self.memory.gpu_bytes is None:
+            return Engine.CPU
+        return Engine.HOST if probe is None else probe.engine
+
+    def _times(self, precision: Precision, found: Split) -> TokenTimes:
+        return TokenTimes(self.model, precision, self.rates_of(found.engine))
+
+    def _best(self, times: TokenTimes, found: Split) -> tuple[str, float]:
+        return self.fastest(times, found.slots, found.far_share)
+
+    def fastest(self, times: TokenTimes, slots: int, far_share: float = 0.0) -> tuple[str, float]:
+        """The policy that is expected to be fastest, and a token's time by it; of near equals the default."""
+        by_policy = {
+            name: float(np.interp(slots, curve.slots, times.token_s(curve, far_share=far_share)))
+            for name, curve in self.hits.curves.items()
+            if name != BOUND
+        }
+        policy = min(by_policy, key=lambda name: round(by_policy[name], 9))
+        return policy, min(by_policy.values())
+
+    def _by_slots(self, times: TokenTimes, slots: npt.NDArray[np.int64], whole: Split, engine: Engine) -> Floats:
+        """A token's time for every number of slots, by the best policy of each."""
+        far = 0.0
+        if engine is Engine.HOST:
+            small = split(self.model, times.precision, self.memory.with_fast(least_bytes(self.model, times.precision)))
+            far = whole.far_share if small is None else small.far_share
+        lines = [
+            np.interp(slots, curve.slots, times.token_s(curve, far_share=far))
+            for name, curve in self.hits.curves.items()
+            if name != BOUND
+        ]
+        found: Floats = np.min(lines, axis=0)
+        return found
+
+    def _floor_s(self, times: TokenTimes, found: Split) -> float:
+        """The least time of a token with the optimum's misses."""
+        bound = self.hits.curves[BOUND]
+        missed = np.minimum.accumulate(bound.misses_per_token())
+        near, far = (float(np.interp(slots, bound.slots, missed)) for slots in (found.slots, found.ram_slots))
+        return times.floor_s(near, min(near, far) if found.far_share else 0.0)
+
+    def interval(self, times: TokenTimes, slots: int, policy: str, token_s: float) -> tuple[float, float]:
+        """Between which times nine in ten workloads and machines like these lie."""
+        curve = self.hits.curves[policy]
+        requests = _bootstrap(times, curve, slots) / token_s
+        missing_s = max(token_s - times.resident_s, 0.0)
+        workload = self.misses_spread * missing_s / token_s
+        share = min(math.hypot(requests, workload, times.rates.spread), _WIDEST)
+        return token_s * (1 - share / (1 + share)), token_s * (1 + share)
+
+
+def _bootstrap(times: TokenTimes, curve: HitCurve, slots: int) -> float:
+    """How far a token's time lies from its mean, in seconds, were the requests others of the same kind."""
+    costs = times.by_missing()
+    at = np.interp(slots, curve.slots, np.arange(len(curve.slots)))
+    below, above = math.floor(at), math.ceil(at)
+    events = curve.events[below] + (at - below) * (curve.events[above] - curve.events[below])
+    spent, tokens = events @ costs, curve.tokens
+    counted = tokens > 0
+    spent, tokens = spent[counted], tokens[counted]
+    if len(tokens) < 3:
+        return _ONE_REQUEST_SPREAD * float(spent.sum() / tokens.sum())
+    draws = np.random.default_rng(0).integers(0, len(tokens), (_DRAWS, len(tokens)))
+    return _QUANTILE * float((spent[draws].sum(axis=1) / tokens[draws].sum(axis=1)).std())
