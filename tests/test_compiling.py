@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -138,3 +139,94 @@ def test_a_container_whose_folders_are_read_only_simulates_and_says_so_once(tmp_
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 1
     assert done.stderr.count(NOTE) == 1
+
+
+CALLBACKS = """
+import ctypes
+from numba import njit
+from hotset import compiling
+
+@njit
+def first(x):
+    return x + 1
+
+@njit
+def second(x):
+    return x + 2
+
+import numpy as np
+from hotset.formats import _vector_memory as m
+
+def kernel_of(function, by):
+    def kernel(address):
+        m.put_float32(address, np.float32(function(m.int64_at(address)) * by))
+    return compiling.keep_callback(kernel)
+
+place = np.array([20], np.int64)
+found = []
+for function, by in ((first, 2), (second, 2), (first, 3)):
+    place[0] = 20
+    address = kernel_of(function, by)
+    ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)(place.ctypes.data)
+    found.append(int(place.view(np.float32)[0]))
+assert found == [42, 44, 63], found
+print(sum(one._cache_hits for one in compiling._callbacks))
+"""
+
+
+def test_kernels_that_differ_in_what_they_hold_are_kept_apart(package: Path) -> None:
+    """By the functions and the numbers of a closure; in the next process all three are found."""
+    (package / "callbacks.py").write_text(CALLBACKS)
+    hits = []
+    for _ in range(2):
+        done = run_child(package, package.parent / "home", "import callbacks")
+        assert done.returncode == 0, done.stderr
+        hits.append(int(done.stdout.split()[-1]))
+    assert hits == [0, 3]
+
+
+ONLY_KEPT = """
+from hotset.compiling import NotKeptError, can_be_kept, only_kept
+import module
+try:
+    with only_kept():
+        module.twice(21)
+    print("kept")
+except NotKeptError:
+    print("not kept", can_be_kept(), module.twice(21))
+"""
+
+
+def test_it_can_be_asked_whether_code_is_kept(package: Path) -> None:
+    home = package.parent / "home"
+    assert run_child(package, home, ONLY_KEPT).stdout == "not kept True 42\n"
+    assert run_child(package, home, ONLY_KEPT).stdout == "kept\n"
+
+
+AHEAD = """
+import json, sys
+from hotset import ahead, compiling
+parts = ahead.parts_of("blend")
+found = [list(part) for part in ahead.compile_parts(parts)]
+loaded, load = [], compiling._Kept.load_overload
+
+def note(self, *words):
+    loaded.append(self._py_func.__qualname__)
+    return load(self, *words)
+
+from hotset.generation import Sampling, TextModel, encode_prompt, generate
+from hotset.options import RunOptions
+with TextModel.load(RunOptions(memory="25%")) as text_model:
+    compiling._Kept.load_overload = note
+    generate(text_model, encode_prompt(text_model, "Il mercato del"), Sampling(max_new_tokens=20))
+    text_model.stats()
+print(json.dumps({"parts": found, "kept": ahead.is_compiled(parts), "later": loaded}))
+"""
+
+
+def test_what_is_compiled_ahead_is_all_that_an_answer_needs() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", AHEAD], capture_output=True, text=True, timeout=300)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(found["parts"]) == [["forecast", "gate"], ["policy", "blend"], ["shadow", ""], ["trial", ""]]
+    assert found["kept"]
+    assert found["later"] == []

@@ -76,3 +76,13 @@ def test_sizes(text: str, size: int) -> None:
 )
 def test_sizes_are_written_for_people(size: int, text: str) -> None:
     assert format_size(size) == text
+
+
+@pytest.mark.parametrize("text", ["25", " 100 ", "0.5"])
+def test_a_bare_number_that_could_be_a_share_is_asked_about(text: str) -> None:
+    word = text.strip()
+    with pytest.raises(BudgetError, match=f'{word} % of the experts, or {word} bytes. Write "{word}%", or "{word}B"'):
+        Budget.parse(text)
+    assert Budget.parse(f"{word}%").fraction == float(word) / 100
+    assert Budget.parse(f"{word}B").size_bytes == int(float(word))
+    assert Budget.parse("4096").size_bytes == 4096

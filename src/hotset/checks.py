@@ -5,8 +5,11 @@ Compiled loops run without bounds checks, so nothing may reach them that was not
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
+import warnings
+from collections.abc import Callable
 from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
@@ -95,3 +98,33 @@ def put(holder: Any, **values: Any) -> None:
     """Give a frozen dataclass its checked values, while it is made."""
     for name, value in values.items():
         object.__setattr__(holder, name, value)
+
+
+def renamed(**names: str) -> Callable[[type[T]], type[T]]:
+    """Let old names of a dataclass's fields, given as old=new, work as arguments and as attributes, with a warning."""
+
+    def decorate(kind: type[T]) -> type[T]:
+        init: Any = kind.__init__
+
+        def warn(old: str) -> None:
+            warnings.warn(f"{kind.__name__}.{old} is deprecated: use {names[old]}", DeprecationWarning, stacklevel=3)
+
+        @functools.wraps(init)
+        def translated(self: T, *values: Any, **named: Any) -> None:
+            for old in names.keys() & named.keys():
+                warn(old)
+                named[names[old]] = named.pop(old)
+            init(self, *values, **named)
+
+        def alias(old: str) -> property:
+            def read(self: T) -> Any:
+                warn(old)
+                return getattr(self, names[old])
+
+            return property(read)
+
+        for name, member in [("__init__", translated), *((old, alias(old)) for old in names)]:
+            setattr(kind, name, member)
+        return kind
+
+    return decorate

@@ -5,20 +5,71 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import njit
+from numba.core import event
 from numba.core.caching import FunctionCache, NullCache
+from numba.core.serialize import dumps
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("hotset.compiling")
 _LOG.setLevel(logging.WARNING)  # whatever else is kept quiet: this is said once, to whom it costs time at every start
 _said = False
+_only_kept = False  # whether what is not on disk is not compiled
 _callbacks: list[Any] = []  # what was compiled goes when nothing refers to it
+
+
+class NotKeptError(Exception):
+    """Code that would have to be compiled, where only what is on disk is wanted."""
+
+
+class _CompileClock(event.Listener):
+    """Adds up the time that this process spends compiling; a function within another counts once."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth, self._began_s = 0.0, 0, 0.0
+
+    def on_start(self, _: Any) -> None:
+        if not self._depth:
+            self._began_s = time.perf_counter()
+        self._depth += 1
+
+    def on_end(self, _: Any) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.seconds += time.perf_counter() - self._began_s
+
+
+_clock = _CompileClock()
+event.register("numba:compile", _clock)  # type: ignore[no-untyped-call]
+
+
+def compile_seconds() -> float:
+    """How long this process has compiled so far."""
+    return _clock.seconds
+
+
+@contextmanager
+def only_kept() -> Iterator[None]:
+    """Within the block functions are loaded from disk, and one that is not there raises `NotKeptError`."""
+    global _only_kept
+    _only_kept = True
+    try:
+        yield
+    finally:
+        _only_kept = False
+
+
+def can_be_kept() -> bool:
+    """Whether there is a folder for machine code."""
+    return not isinstance(_cache_of(can_be_kept), _NotKept)
 
 
 def keep_compiled(**options: Any) -> Callable[[F], F]:
@@ -58,8 +109,22 @@ class _Kept(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         with suppress(Exception):  # whatever is wrong with a file, there is another way to get what it holds
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            if (found := super().load_overload(sig, target_context)) is not None:  # type: ignore[no-untyped-call]
+                return found
+        if _only_kept:
+            raise NotKeptError
         return None
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """What tells one compiled form from another: functions that a closure holds count by their names.
+
+        Numba would count what it pickles of them, which is another in every process.
+        """
+        cells = [cell.cell_contents for cell in self._py_func.__closure__ or ()]
+        named = [(cell.__module__, cell.__qualname__) if hasattr(cell, "py_func") else cell for cell in cells]
+        held: bytes = dumps(tuple(named))  # type: ignore[no-untyped-call]
+        code = self._py_func.__code__.co_code
+        return sig, codegen.magic_tuple(), (sha256(code).hexdigest(), sha256(held).hexdigest())
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
@@ -80,6 +145,10 @@ class _Kept(FunctionCache):
 
 class _NotKept(NullCache):
     """Where there is no place for files."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:  # noqa: ARG002 - as Numba calls it
+        if _only_kept:
+            raise NotKeptError
 
     def save_overload(self, sig: Any, cres: Any) -> None:  # noqa: ARG002 - as Numba calls it
         _say("neither hotset's folder nor the home folder can be written to")

@@ -22,6 +22,7 @@ _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _SLOTS = re.compile(r"(\d{1,18})\s*slots?", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_BARE = re.compile(r"\d{1,3}(?:\.\d+)?")
 
 
 class ExpertKey(NamedTuple):
@@ -80,7 +81,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """Read "8GiB", "25%" or "1536 slots"."""
+        """Read "8GiB", "25%" or "1536 slots"; of a number alone, up to 100, it is asked whether it is a share."""
         word = checked(text, "a budget", BudgetError).strip()
         if match := _SLOTS.fullmatch(word):
             if len(match[1]) > _MAX_DIGITS:
@@ -88,6 +89,10 @@ class Budget:
             return cls(slots=int(match[1]))
         if match := _PERCENT.fullmatch(word):
             return cls(fraction=_percent(float(match[1]), text))
+        if is_bare_share(word):
+            raise BudgetError(
+                f'"{word}" is {word} % of the experts, or {word} bytes? Write "{word}%", or "{word}B" for bytes'
+            )
         if _SIZE.fullmatch(word):
             return cls(size_bytes=parse_size(word))
         words = 'write a size ("8GiB"), a share ("25%") or "1536 slots"'
@@ -121,6 +126,12 @@ class Budget:
         if self.fraction is not None:
             return f"{100 * self.fraction:g}%"
         return format_size(self.size_bytes or 0)
+
+
+def is_bare_share(text: str) -> bool:
+    """Whether a budget is a number without a unit that could be a share: 1 to 100."""
+    word = text.strip()
+    return bool(_BARE.fullmatch(word)) and 0 < float(word) <= 100
 
 
 def parse_size(text: str) -> int:

@@ -12,7 +12,7 @@ from unittest import mock
 
 from hotset import reference
 from hotset.cli.app import app
-from hotset.cli.ending import end_well
+from hotset.cli.ending import run_and_report
 
 FEW = ("--memory", "25%", "--max-new-tokens", "4")
 PROMPT = ("-p", "Il mercato del")
@@ -42,7 +42,7 @@ def call(*words: str | Path, told: bytes = b"") -> Ended:
     given = io.TextIOWrapper(io.BytesIO(told), encoding="utf-8")
     with mock.patch.multiple(sys, stdin=given, stdout=out, stderr=err):
         try:
-            code = end_well(lambda: app([str(word) for word in words], standalone_mode=False, prog_name="hotset"))
+            code = run_and_report(lambda: app([str(word) for word in words], standalone_mode=False, prog_name="hotset"))
         except SystemExit as left:
             code = int(str(left.code))
     texts = []

@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hotset import load, reference
-from hotset.cli import doctor_choices, doctor_disk, doctor_machine
+from hotset.cli import doctor_machine
 from hotset.cli.app import app
+from hotset.cli.doctor import choices
 from hotset.errors import HotsetError
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -27,8 +28,8 @@ def call(*words: str | Path) -> Any:
 
 @pytest.fixture(autouse=True)
 def small_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_disk, "SAMPLE_BYTES", 16 << 20)
-    monkeypatch.setattr(doctor_disk, "SECONDS_EACH", 0.01)
+    monkeypatch.setattr(doctor_machine, "SAMPLE_BYTES", 16 << 20)
+    monkeypatch.setattr(doctor_machine, "SECONDS_EACH", 0.01)
 
 
 def test_json_tells_the_machine_and_the_choices(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_probe_that_fails_is_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     for name in ("software", "processor", "memory", "gpus", "pinnable_bytes"):
         monkeypatch.setattr(doctor_machine, name, broken)
-    monkeypatch.setattr(doctor_disk, "speeds", broken)
+    monkeypatch.setattr(doctor_machine, "speeds", broken)
     report = json.loads(call("--path", tmp_path, "--json").stdout)
     assert report["memory"] == report["disk"] == {"unknown": "no such thing here"}
     assert call("--path", tmp_path).stdout.count("unknown: no such thing here") >= 6
@@ -114,11 +115,11 @@ def test_versions(version: str, wanted: str, fits: bool) -> None:
 def test_who_would_drive_a_gpu(
     monkeypatch: pytest.MonkeyPatch, triton: bool, model: dict[str, Any] | None, value: str, why: str
 ) -> None:
-    monkeypatch.setattr(doctor_choices, "find_spec", lambda _: object() if triton else None)
+    monkeypatch.setattr("hotset.cli.doctor.find_spec", lambda _: object() if triton else None)
     known = {"fits": False, "host_only": None, "all_experts_bytes": 700, "expert_bytes": 10, "auto_bytes": 10}
     named = model if model is None or "unknown" in model else known | model
     gpus = [{"name": "a GPU"}]
     report = {"gpus": gpus, "disk": {}, "memory": {"available_bytes": 1000}, "model": named}
-    row = doctor_choices.choices(report)[-1]
+    row = choices(report)[-1]
     assert (row["what"], row["value"]) == ("driven by", value)
     assert why in row["why"]

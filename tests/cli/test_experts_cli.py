@@ -9,15 +9,15 @@ import pytest
 from calls import FEW, PROMPT, call
 
 from hotset import reference
-from hotset.cli import doctor_disk
+from hotset.cli import doctor_machine
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
 def test_a_small_pack_runs_and_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_disk, "SAMPLE_BYTES", 16 << 20)
-    monkeypatch.setattr(doctor_disk, "SECONDS_EACH", 0.01)
+    monkeypatch.setattr(doctor_machine, "SAMPLE_BYTES", 16 << 20)
+    monkeypatch.setattr(doctor_machine, "SECONDS_EACH", 0.01)
     out, text, other = tmp_path / "small", tmp_path / "text.txt", tmp_path / "other.txt"
     text.write_text("\n".join(one.text for one in reference.workload("it").prompts[:6]))
     other.write_text("\n".join(one.text for one in reference.workload("fr").prompts[:6]))

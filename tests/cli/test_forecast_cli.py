@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trace without guesses and token ids."""
+    """A trace without predictions and token ids."""
     path = tmp_path_factory.mktemp("traces") / "bare.safetensors"
     synthesise(SynthConfig(layers=4, experts=16, top_k=2, requests=6, prompt_tokens=8, new_tokens=24)).save(path)
     return path
@@ -41,7 +42,7 @@ def test_the_table_says_what_was_judged_and_what_is_left_out(bare: Path) -> None
     assert done.code == 0, done.err
     for word in ("best", "previous", "transition", "requests 4 to 6", "recall @k by layer", "1 layer", "3 layers"):
         assert word in done.out
-    assert "gate is left out: the trace has no guesses" in done.err
+    assert "gate is left out: the trace has no predictions" in done.err
     assert "token is left out: the trace has no token ids" in done.err
     assert "forecasting" not in done.err  # no bar in a pipe
 
@@ -73,3 +74,18 @@ def test_faults_are_one_line(bare: Path, words: tuple[str, ...], fault: str) -> 
     assert done.code == 2
     assert fault in done.err
     assert done.err.count("\n") == 1
+
+
+def test_rows_as_csv(tmp_path: Path, bare: Path) -> None:
+    table = tmp_path / "scores.csv"
+    done = call("forecast", bare, "-f", "previous", "-d", "1,2", "--csv", table, "--json")
+    assert done.code == 0, done.err
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    scores = json.loads(done.out)["traces"]["bare"]["scores"]
+    assert [float(row["recall"]) for row in rows] == [score["recall"] for score in scores]
+    assert "there is no folder" in call("forecast", bare, "--csv", tmp_path / "none" / "a.csv").error
+
+
+def test_a_file_that_is_no_forecast(tmp_path: Path, bare: Path) -> None:
+    (tmp_path / "own.py").write_text("FORECAST = 3")
+    assert "does not define FORECAST" in call("forecast", bare, "-f", tmp_path / "own.py").error

@@ -71,7 +71,7 @@ def make(seed: int = 0, **changes: Any) -> Profile:
         "learnt": {"mean.rates": random.random((3, 16))},
         "hits": random.integers(0, 90, grid),
         "misses": random.integers(0, 90, grid),
-        "seats": random.integers(0, 4, grid[1:]).astype(np.uint8),
+        "residency": random.integers(0, 4, grid[1:]).astype(np.uint8),
         "history": History(np.full((4, 3), 7, np.int64), (Mark(3, "code"),)),
     }
     return Profile(**(fields | changes))
@@ -122,7 +122,7 @@ def test_show_tells_all(two: Path) -> None:
 
 
 def test_show_of_a_bare_profile(two: Path) -> None:
-    bare = make(uses=np.zeros((2, 3, 16)), learnt={}, hits=None, misses=None, seats=None, history=History.empty())
+    bare = make(uses=np.zeros((2, 3, 16)), learnt={}, hits=None, misses=None, residency=None, history=History.empty())
     bare.save(two / "bare.safetensors")
     document = answer("profile", "show", "bare")
     assert document["hit_rate"] is None

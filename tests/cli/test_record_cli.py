@@ -18,6 +18,8 @@ from hotset import Trace
 from hotset.cli.app import app
 from hotset.errors import HotsetError
 from hotset.generation import TextModel
+from hotset.generation.sampling import Sampling
+from hotset.options import Place, RunOptions, declared
 
 record = sys.modules["hotset.cli.record"]  # the package holds the command under this name, too
 
@@ -176,3 +178,23 @@ def test_prefetch_and_staging_are_for_a_recording_to_choose(prompts: Path) -> No
     assert stats["staging"] == 6
     assert stats["prefetch"] is None
     assert "ahead" not in stats["memory"]
+
+
+def test_run_and_record_spell_their_options_alike(prompts: Path, tmp_path: Path) -> None:
+    import typer
+
+    commands: Any = typer.main.get_command(app)
+    run = {each.name: set(each.opts) for each in commands.commands["run"].params}
+    record = {each.name: set(each.opts) for each in commands.commands["trace"].commands["record"].params}
+    for name in run.keys() & record.keys():
+        assert run[name] == record[name], name
+    assert {each.name for each in declared(RunOptions, Place.COMMAND)} <= run.keys() & record.keys()
+    assert {each.name for each in declared(Sampling, Place.COMMAND)} <= run.keys() & record.keys()
+    assert run["trace"] <= record["out"]
+
+
+def test_the_name_that_run_has_for_a_recording(prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "t.safetensors"
+    call("trace", "record", "--prompts", prompts, "--trace", out, "--memory", "25%", "--max-new-tokens", "2",
+         "--limit", "1")  # fmt: skip
+    assert Trace.load(out).requests == 1

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from hotset import Trace, reference
 from hotset.cli.app import app
-from hotset.cli.summary import summary_line
+from hotset.cli.summary import detail_line, summary_line
 from hotset.errors import HotsetError
 from hotset.options import RunOptions
 
@@ -62,7 +62,8 @@ def test_the_text_is_that_of_stock_transformers(stock: Any, tokenizer: Any, memo
     done = call("run", "-p", PROMPT, "--no-chat", "--memory", memory, "--max-new-tokens", "24")
     assert done.exit_code == 0
     assert done.stdout.rstrip("\n") == greedy(stock, tokenizer, ids, 24).rstrip("\n")
-    assert "tokens/s, hit rate" in done.stderr
+    assert "tokens per second, the first after" in done.stderr
+    assert "; greedy; " in done.stderr
 
 
 def test_the_chat_template_is_used_where_there_is_one(stock: Any, tokenizer: Any) -> None:
@@ -196,7 +197,7 @@ def test_whoever_is_to_drive_is_handed_on(
 ) -> None:
     asked: list[RunOptions] = []
 
-    def load(_: str, options: RunOptions, __: Any) -> Any:
+    def load(_: str, options: RunOptions, __: Any, ___: Any) -> Any:
         asked.append(options)
         raise HotsetError("far enough")
 
@@ -208,10 +209,14 @@ def test_whoever_is_to_drive_is_handed_on(
     assert asked[0].engine == engine
 
 
-def test_the_summary_says_who_drove() -> None:
-    stats = {"engine": "cuda", "resident_bytes": 1 << 20, "stall_share": 0.0}
-    assert summary_line(5, 10.0, stats | {"driven_by": "device"}).endswith("stalled, driven by the device")
-    assert summary_line(5, 10.0, stats).endswith("% of the time stalled")
+def test_the_summary_needs_no_glossary_and_the_rest_says_who_drove() -> None:
+    stats = {"engine": "cuda", "resident_bytes": 1 << 20, "stall_share": 0.0, "decode": {"hit_rate": 0.5}}
+    assert summary_line(5, 10.0, stats, "greedy", first_s=0.25) == (
+        "5 tokens, 10.0 tokens per second, the first after 0.2 s; greedy; 1.00 MiB of experts in memory, "
+        "hit rate 50.0 % (so many were there when they were needed)"
+    )
+    assert detail_line(stats | {"driven_by": "device"}).endswith("experts), driven by the device")
+    assert detail_line(stats) == "0.0 % of the time stalled (waiting for experts)"
 
 
 def test_an_error_has_no_traceback_and_exits_with_2() -> None:

@@ -126,3 +126,25 @@ def test_version_and_help() -> None:
     contents = call("--help").out
     assert "simulate" in contents
     assert "trace" in contents
+
+
+def test_a_policy_of_a_file(tmp_path: Path) -> None:
+    own = Path(__file__).parents[2] / "examples" / "own_policy.py"
+    done = call("simulate", "reference:it", "-p", f"{own}:admit=score", "-b", "25%", "--fit", "0", "--json")
+    assert done.code == 0, done.err
+    assert {row["policy"] for row in json.loads(done.out)["rows"]} == {"lru2:admit=score", "belady"}
+    (tmp_path / "own.py").write_text("import nothing_of_this_name")
+    error = call("simulate", "reference:it", "-p", tmp_path / "own.py").error
+    assert "own.py does not work: ModuleNotFoundError: No module named 'nothing_of_this_name'" in error
+
+
+def test_all_policies_where_none_is_named_and_the_bound_is_no_winner() -> None:
+    from hotset.policies import names
+
+    done = call("simulate", "reference:it", "-b", "25%", "--json")
+    assert {row["policy"] for row in json.loads(done.out)["rows"]} == set(names())
+    table = call("simulate", "reference:it", "-b", "25%").out
+    marked = [line for line in table.splitlines() if " * " in line]
+    assert marked
+    assert not any("belady" in line for line in marked)
+    assert table.count("belady (bound)") == 4

@@ -15,7 +15,7 @@ from calls import FEW, PROMPT, call, model_folder
 
 from hotset import reference
 from hotset.cli import output
-from hotset.cli.ending import end_well
+from hotset.cli.ending import run_and_report
 from hotset.text import printable, without_controls
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -72,12 +72,12 @@ def test_a_fault_of_hotset_itself_is_one_line_and_can_be_looked_into(
     def work() -> None:
         raise KeyError("a bug")
 
-    assert end_well(work) == 1
+    assert run_and_report(work) == 1
     assert capsys.readouterr().err == (
         "error: hotset failed (KeyError: 'a bug'): run it again with HOTSET_DEBUG=1 and report what it shows\n"
     )
     monkeypatch.setenv("HOTSET_DEBUG", "1")
-    assert end_well(work) == 1
+    assert run_and_report(work) == 1
     assert "in work" in capsys.readouterr().err
 
 

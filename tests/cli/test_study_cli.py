@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -75,3 +76,15 @@ def test_faults_are_one_line(words: tuple[str, ...], fault: str) -> None:
     assert done.code == 2
     assert fault in done.err
     assert done.err.count("\n") == 1
+
+
+def test_rows_as_csv(pair: list[str | Path], tmp_path: Path) -> None:
+    table = tmp_path / "rows.csv"
+    done = call("study", "shift", *pair, "--csv", table, "--json")
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    keys = [column["key"] for column in document["columns"]]
+    assert list(rows[0])[: len(keys)] == keys
+    assert [row["by"] for row in rows] == [row["by"] for row in document["rows"]]
+    assert "there is no folder" in call("study", "shift", *pair, "--csv", tmp_path / "none" / "a.csv").error

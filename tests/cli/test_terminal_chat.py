@@ -1,13 +1,16 @@
-"""`hotset chat` at a terminal: Ctrl-C in the middle of an answer, the next question, bytes that are no text."""
+"""`hotset chat` at a terminal: blocks, Ctrl-C, SIGTERM, another size of the window, and bytes that are no text."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,12 +29,12 @@ LONG = ("--memory", "25%", "--max-new-tokens", "3000")
 class Terminal:
     """A command of hotset at a terminal of its own."""
 
-    def __init__(self, *words: Any) -> None:
+    def __init__(self, *words: Any, term: str = "dumb") -> None:
         self.text = ""
         self.ended = False
         self.child, self.screen = pty.fork()
         if not self.child:
-            os.environ.update(TERM="dumb", COLUMNS="200")
+            os.environ.update(TERM=term, COLUMNS="200")
             os.execv(sys.executable, [sys.executable, "-W", "ignore", "-m", "hotset", *map(str, words)])  # noqa: S606
 
     def type(self, data: bytes) -> int:
@@ -39,6 +42,25 @@ class Terminal:
         before = len(self.text)
         os.write(self.screen, data)
         return before
+
+    def press_ctrl_c(self) -> int:
+        """As a person does, once it waits for a key."""
+        self.settle()
+        return self.type(b"\x03")
+
+    def settle(self) -> None:
+        """Wait until it waits: Python's readline overlooks a signal between two reads."""
+        deadline, still, last = time.monotonic() + CANCEL_TIMEOUT_S, 0, None
+        while still < 5:
+            assert time.monotonic() < deadline, self.text
+            words = Path(f"/proc/{self.child}/stat").read_text().rpartition(")")[2].split()
+            still = still + 1 if words[0] == "S" and words[11:13] == last else 0
+            last = words[11:13]  # its processor time
+            time.sleep(0.1)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Make the window another size, as a person does."""
+        fcntl.ioctl(self.screen, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def wait_for(self, wanted: str, after: int = 0) -> str:
         """Read until a pattern is on the screen behind a place."""
@@ -95,7 +117,7 @@ def test_ctrl_c_ends_an_answer_and_the_next_question_is_answered(terminals: list
     at = terminal.type(b"ciao\xff\xfe\n")  # what a terminal of another encoding sends
     terminal.wait_for("error: .*UTF-8(.|\n)*> $", at)
     at = terminal.type(b"/reset\n")
-    terminal.wait_for("reset\n(.*\n)?> $", at)
+    terminal.wait_for("a new conversation: all turns before are forgotten\n(.*\n)?> $", at)
     at = terminal.type(f"{PROMPT}\n".encode())
     terminal.wait_for(re.escape(whole[:40]), at)
     os.kill(terminal.child, signal.SIGINT)
@@ -122,6 +144,66 @@ def test_an_error_of_the_model_leaves_the_conversation_open(terminals: list[Term
     terminal.wait_for("error: the prompt has (.|\n)*> $", at)
     at = terminal.type(f"{PROMPT}\n".encode())
     terminal.wait_for(r"del\n(.|\n)+\n> $", at)
-    terminal.type(b"/exit\n")
+    terminal.type(b"/bye\n")
     assert terminal.end() == 0
     assert "Traceback" not in terminal.text
+
+
+def test_blocks_ctrl_c_a_new_size_and_other_alphabets(terminals: list[Terminal], tmp_path: Path) -> None:
+    """A terminal as people have it: with escape codes, so that pasted text is marked as such."""
+    place = model_folder(tmp_path / "model")
+    # The model is told how many lines the last message has, and the error that shows it ends the turn at once.
+    template = "{{ raise_exception('lines=' ~ messages[-1].content.split('\n')|length ~ ' ' ~ messages[-1].content) }}"
+    (place / "chat_template.jinja").write_text(template)
+    terminal = Terminal("chat", place, "--memory", "25", term="xterm")
+    terminals.append(terminal)
+    terminal.wait_for("25 %, or 25 bytes")
+    terminal.type(b"what?\n")
+    terminal.wait_for("25 %, or 25 bytes(.|\n)*25 %, or 25 bytes")
+    terminal.type(b"%\n")
+    terminal.wait_for(r"model: .* of memory for experts, policy blend; greedy\. (.|\n)*> ")
+    at = terminal.type(b"\x1b[200~def f():\r    return 1\r\rprint(f())\x1b[201~\n")  # pasted, then Enter
+    terminal.wait_for("lines=4 def f(.|\n)*> ", at)
+    at = terminal.type('"""perché\nил\n中文"""\n'.encode())
+    terminal.wait_for("lines=3 perché ил 中文(.|\n)*> ", at)
+    terminal.resize(30, 40)
+    at = terminal.type(b"h")
+    terminal.wait_for("h", at)  # the line is drawn anew at the first key after a resize
+    at = terminal.type(b"alf a question")
+    terminal.wait_for("question", at)
+    at = terminal.press_ctrl_c()
+    terminal.wait_for("\n.*> ", at)
+    at = terminal.type("ночь 🌙\n".encode())  # and nothing of the line before
+    terminal.wait_for("lines=1 ночь 🌙(.|\n)*> ", at)
+    at = terminal.type(b'"""one\ntwo')
+    terminal.wait_for("two", at)
+    at = terminal.press_ctrl_c()
+    terminal.wait_for("> ", at)
+    at = terminal.type(b"three\n")
+    terminal.wait_for("lines=1 three(.|\n)*> ", at)
+    at = terminal.press_ctrl_c()
+    terminal.wait_for("Ctrl-C again, Ctrl-D or /bye ends the chat(.|\n)*> ", at)
+    at = terminal.type(b"still here\n")
+    terminal.wait_for("lines=1 still here(.|\n)*> ", at)
+    at = terminal.press_ctrl_c()
+    terminal.wait_for("Ctrl-C again(.|\n)*> ", at)
+    terminal.press_ctrl_c()
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.text
+
+
+def test_sigterm_at_the_prompt_and_in_an_answer_ends_the_chat(terminals: list[Terminal]) -> None:
+    idle, busy = (Terminal("chat", *LONG) for _ in range(2))
+    terminals += [idle, busy]
+    idle.wait_for("> $")
+    idle.settle()
+    os.kill(idle.child, signal.SIGTERM)
+    assert idle.end() == 143
+    busy.wait_for("> $")
+    at = busy.type(f"{PROMPT}\n".encode())
+    busy.wait_for(r"\n.{20}", at)  # the answer has begun
+    busy.resize(50, 60)
+    os.kill(busy.child, signal.SIGTERM)
+    assert busy.end() == 143
+    assert "of experts in memory" in busy.text[at:]
+    assert "Traceback" not in idle.text + busy.text

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 import hotset.generation
 from hotset import reference
+from hotset.compiling import compile_seconds
 from hotset.errors import HotsetError, ModelError
 from hotset.generation import Finish, Sampling, Stop, TextModel, encode_plain, encode_prompt, generate
 from hotset.options import RunOptions
@@ -52,6 +55,21 @@ def test_the_caller_stops_an_answer_between_two_tokens_and_a_prompt_between_two_
     none = generate(text_model, ids, stop=stop)
     assert (none.finish, none.new_ids, none.text, none.prefill_s) == (Finish.INTERRUPT, [], "", None)
     assert generate(text_model, ids, Sampling(max_new_tokens=20)).new_ids == whole.new_ids
+
+
+def test_what_is_compiled_in_between_is_not_counted_as_speed(text_model: TextModel) -> None:
+    ids, fresh = encode_plain(text_model, PROMPT), []
+
+    def compile_something(_: str) -> None:
+        if len(fresh) < 2:  # once for the first token, once later
+            fresh.append(numba.njit(lambda x: x + 1))
+            fresh[-1](1)
+
+    before_s, began_s = compile_seconds(), time.perf_counter()
+    answer = generate(text_model, ids, Sampling(max_new_tokens=12), compile_something)
+    wall_s, compiled_s = time.perf_counter() - began_s, compile_seconds() - before_s
+    assert compiled_s > 0
+    assert 0 < (answer.prefill_s or 0) + answer.decode_s <= wall_s - compiled_s
 
 
 def test_finish_is_written_as_a_word() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from options_page import options_page, options_table
 from typer.testing import CliRunner
 
 import hotset
@@ -20,7 +21,6 @@ from hotset.cli.live import with_options
 from hotset.errors import BudgetError, HotsetError, PolicyError
 from hotset.generation.sampling import Sampling
 from hotset.options import OptionError, Place, RunOptions, declared, option, read_options, takes_options
-from hotset.options.table import options_page, options_table
 from hotset.shape import Budget
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
@@ -185,7 +185,7 @@ def test_names_of_earlier_versions_work_and_say_so(tmp_path: Path) -> None:
         (b"context = '4096'", "context must be a whole number, not '4096'"),
         (b"context = 0", "context must be a whole number from 1 to"),
         (b"policy = 'nobody'", "policy: no policy is called"),
-        (b"temperature = -1", "temperature must be a number of at least 0"),
+        (b"temperature = -1", "temperature must be a number from 0 to 1,000"),
         (b"learn_every_s = 'often'", "learn_every_s is not what it should be"),
         (b"trust_remote_code = true", "trust_remote_code cannot be set in a file"),
         (b"memory = ", "is not TOML"),

@@ -46,8 +46,8 @@ def test_every_trace_is_complete(name: str) -> None:
     assert trace.count(Phase.DECODE) >= 16 * trace.requests
     assert trace.weights is not None
     assert trace.token_ids is not None
-    assert trace.guesses is not None
-    assert trace.guesses.shape[2] == 3
+    assert trace.predictions is not None
+    assert trace.predictions.shape[2] == 3
     assert (trace.experts >= 0).all()
     assert trace.weights.astype(np.float32).sum(axis=2) == pytest.approx(1.0, abs=0.01)
 
@@ -72,12 +72,12 @@ def test_an_unknown_name_lists_the_known(call) -> None:
 
 
 def recall(trace: Trace, distance: int) -> float:
-    """The share of the experts used that were among those guessed so many layers ahead."""
-    assert trace.guesses is not None
-    guessed = trace.guesses[:, distance:, distance - 1]
+    """The share of the experts used that were among those predicted so many layers ahead."""
+    assert trace.predictions is not None
+    predicted = trace.predictions[:, distance:, distance - 1]
     used = trace.experts[:, distance:]
-    assert (guessed >= 0).all()
-    return float((used[..., :, None] == guessed[..., None, :]).any(-1).mean())
+    assert (predicted >= 0).all()
+    return float((used[..., :, None] == predicted[..., None, :]).any(-1).mean())
 
 
 def test_looking_ahead_works_and_fades_with_distance() -> None:

@@ -8,14 +8,20 @@ from typing import Annotated
 import typer
 
 from hotset._version import __version__
+from hotset.cli.analyze import analyze
 from hotset.cli.chat import chat
+from hotset.cli.compare import compare
+from hotset.cli.compiling import compile_cli
 from hotset.cli.doctor import doctor
-from hotset.cli.ending import end_well
+from hotset.cli.ending import run_and_report
 from hotset.cli.forecast import forecast
 from hotset.cli.interrupts import terminable
+from hotset.cli.models import models
 from hotset.cli.output import JsonFlag, emit
 from hotset.cli.pack import pack
+from hotset.cli.plan import plan
 from hotset.cli.profile import app as profile_app
+from hotset.cli.prune import prune
 from hotset.cli.run import run
 from hotset.cli.simulate import simulate
 from hotset.cli.stats import stats
@@ -33,10 +39,16 @@ app = typer.Typer(
 app.command(name="run", rich_help_panel="Run a model")(run)
 app.command(name="chat", rich_help_panel="Run a model")(chat)
 app.command(name="pack", rich_help_panel="Run a model")(pack)
+app.command(name="prune", rich_help_panel="Run a model")(prune)
+app.command(name="compare", rich_help_panel="Run a model")(compare)
+app.command(name="models", rich_help_panel="Run a model")(models)
 app.command(name="doctor", rich_help_panel="Run a model")(doctor)
+app.command(name="compile", rich_help_panel="Run a model")(compile_cli)
+app.command(name="plan", rich_help_panel="Decide")(plan)
 app.command(name="simulate", rich_help_panel="Decide")(simulate)
 app.command(name="forecast", rich_help_panel="Decide")(forecast)
 app.command(name="study", rich_help_panel="Decide")(study)
+app.command(name="analyze", rich_help_panel="Understand a workload")(analyze)
 app.add_typer(trace_app, name="trace", rich_help_panel="Understand a workload")
 app.add_typer(profile_app, name="profile", rich_help_panel="Understand a workload")
 app.command(name="stats", rich_help_panel="Understand a workload")(stats)
@@ -66,7 +78,7 @@ def _options(
 def main() -> None:
     """Run the command line; the input's faults end in one line and exit code 2, its own in exit code 1."""
     with terminable():
-        code = end_well(lambda: app(standalone_mode=False, prog_name="hotset"))
+        code = run_and_report(lambda: app(standalone_mode=False, prog_name="hotset"))
     # An interrupt within an exec() of text, as imports do it, is remembered by CPython, which then ends `python -m` by
     # SIGINT whatever the exit code is; the next text that is evaluated makes it forget.
     eval("0")  # noqa: S307

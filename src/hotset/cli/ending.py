@@ -22,7 +22,7 @@ WRONG_INPUT, OWN_FAULT = 2, 1
 _UsageError: Any = typer.BadParameter.__base__  # typer brings its own copy of click, or uses the one installed
 
 
-def end_well(work: Callable[[], Any]) -> int:
+def run_and_report(work: Callable[[], Any]) -> int:
     """Run a command and return its exit code: 2, and one line, where the input is at fault; 1 where hotset is."""
     with standard_streams():
         try:
@@ -48,14 +48,14 @@ def _fail(error: Exception) -> int:
     if isinstance(error, _UsageError):
         return _misuse(error)
     if isinstance(error, HotsetError):
-        return _say(str(error), WRONG_INPUT)
+        return _report(str(error), WRONG_INPUT)
     if isinstance(error, OSError) and error.filename:
-        return _say(f"{error.filename}: {error.strerror}", WRONG_INPUT)
+        return _report(f"{error.filename}: {error.strerror}", WRONG_INPUT)
     if isinstance(error, MemoryError):
         what = "ask for a smaller --memory, or use a smaller trace (hotset trace cut) or sweep"
-        return _say(f"out of memory: {what}", WRONG_INPUT)
+        return _report(f"out of memory: {what}", WRONG_INPUT)
     more = "the lines above say where" if debugging else f"run it again with {DEBUG}=1 and report what it shows"
-    return _say(f"hotset failed ({type(error).__name__}: {one_line(error)}): {more}", OWN_FAULT)
+    return _report(f"hotset failed ({type(error).__name__}: {one_line(error)}): {more}", OWN_FAULT)
 
 
 def _misuse(error: Any) -> int:
@@ -66,10 +66,10 @@ def _misuse(error: Any) -> int:
         return WRONG_INPUT
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "hotset"
-    return _say(f"{message.rstrip('.')} (see {command} --help)", WRONG_INPUT)
+    return _report(f"{message.rstrip('.')} (see {command} --help)", WRONG_INPUT)
 
 
-def _say(message: str, code: int) -> int:
+def _report(message: str, code: int) -> int:
     sys.stderr.write(f"error: {printable(message)}\n")
     sys.stderr.flush()
     return code

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
-from hotset.cli.targets import check_figure
+from hotset.cli.targets import check_figure, check_table
 from hotset.cli.traces import TraceFiles, load_traces
 from hotset.errors import HotsetError
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 Forecasts = Annotated[
     list[str] | None,
-    typer.Option("--forecast", "-f", help='A forecast, as gate, or "token:slots=1024". Repeat it. None: all of them.'),
+    typer.Option(
+        "--forecast", "-f", help='A forecast, as gate, "token:slots=1024", or a file of one. Repeat it. None: all.'
+    ),
 ]
 Distances = Annotated[str, typer.Option("--distance", "-d", help="How many layers ahead, with commas between them.")]
 Fit = Annotated[float, typer.Option(help="Share of requests to learn from before any is judged.", min=0, max=0.95)]
 ByLayer = Annotated[bool, typer.Option("--by-layer", help="Show recall by layer, too.")]
+Csv = Annotated[Path | None, typer.Option(help="Write a row for each forecast and distance as CSV, too.")]
 Plot = Annotated[Path | None, typer.Option(help="Draw recall and reliability: .png, .svg or .pdf.")]
 
 
@@ -33,19 +36,31 @@ def forecast(
     fit: Fit = 0.5,
     by_layer: ByLayer = False,
     plot: Plot = None,
+    csv: Csv = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Judge forecasts of the experts that the next layers will use.
 
-    Example: hotset forecast chat.safetensors -f gate -f best --distance 1,2 --plot ahead.png
+    Example: hotset forecast chat.safetensors -f gate -f best --distance 1,2 --plot recall.png
     """
+    from hotset.forecasts import names, parse
+    from hotset.plugins import install, resolve
+
     distances = _distances(distance)
     check_figure(plot)
-    results = _run(load_traces(traces), _specs(forecast), distances, fit)
+    check_table(csv)
+    install()
+    asked = [resolve(spec, "forecast") for spec in forecast or names()]
+    specs = list(dict.fromkeys(parse(spec).spec for spec in asked))  # a wrong name before any work
+    results = _run(load_traces(traces), specs, distances, fit)
     if plot:
         from hotset.report.forecast_plot import plot_forecasts
 
         plot_forecasts(results, plot)
+    if csv:
+        from hotset.report.csv import forecasts_to_csv, write_csv
+
+        write_csv(csv, forecasts_to_csv(results))
     _show(results, by_layer, as_json)
 
 
@@ -54,13 +69,6 @@ def _distances(text: str) -> list[int]:
         return sorted({int(word) for word in text.split(",")})
     except ValueError:
         raise HotsetError(f'cannot read the distances "{text}": write them as 1,2,3') from None
-
-
-def _specs(asked: list[str] | None) -> list[str]:
-    """The forecasts as parsed, once each, so that a wrong name is said before any work."""
-    from hotset.forecasts import names, parse
-
-    return list(dict.fromkeys(parse(spec).spec for spec in asked or names()))
 
 
 def _run(traces: dict[str, Trace], specs: list[str], distances: list[int], fit: float) -> dict[str, Evaluation]:

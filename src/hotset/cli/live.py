@@ -11,9 +11,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from hotset.cli.budgets import settled
+from hotset.cli.log import logging_by
 from hotset.cli.output import note
-from hotset.options import CONFIG_NAME, OptionError, Place, declared, read_options
-from hotset.options.declare import Declared
+from hotset.options import CONFIG_NAME, OptionError, Place, RunOptions, declared, read_options
+from hotset.options.declare import Declared, budget_or_auto
 
 _OLD = "formerly_"
 
@@ -38,7 +40,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     def call(**values: Any) -> None:
         values.pop("config")
         made = {name: _made(kind, values) for name, kind in kinds.items()}
-        command(**made, **values)
+        run = next((each for each in made.values() if isinstance(each, RunOptions)), None)
+        with logging_by(run):
+            command(**made, **values)
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -74,6 +78,7 @@ def _flag(each: Declared, default: Any, grouped: bool = True) -> Any:
         return typer.Argument(metavar=each.name.upper(), help=option.help, show_default=False)
     words = f" One of {', '.join(option.choices)}." if option.choices else ""
     return typer.Option(
+        *([option.short] if option.short else []),
         each.flag,
         help=option.help + words,
         metavar=option.unit,
@@ -88,6 +93,8 @@ def _made(kind: Any, values: dict[str, Any]) -> Any:
     options = list(declared(kind, Place.COMMAND))
     for each in options:
         found[each.name] = values.pop(each.name)
+        if each.option.check is budget_or_auto and isinstance(found[each.name], str):
+            found[each.name] = settled(found[each.name])
         for old in each.option.formerly:
             if (value := values.pop(_OLD + old)) is not None:
                 note(each.deprecated(old, flag=True))

@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
+from hotset.cli.compiling import compile_first, needs_cache
 from hotset.cli.interrupts import interruptible, saving
+from hotset.cli.log import is_quiet, log_step
 from hotset.cli.output import note
 from hotset.cli.streams import libraries_silent
 from hotset.generation.errors import RUNNING, translate_errors
+from hotset.generation.known_models import remember
 from hotset.generation.text_model import TextModel, need_transformers
 from hotset.options import RunOptions
+from hotset.options.run import AUTO
+
+if TYPE_CHECKING:
+    from hotset.engine.build import KernelFactory
 
 
 @contextmanager
-def loaded_model(options: RunOptions) -> Iterator[TextModel]:
-    """A model for the length of a block."""
+def loaded_model(options: RunOptions, kernels: KernelFactory | None = None) -> Iterator[TextModel]:
+    """A model for the length of a block; given kernels compute all of its experts."""
     with ExitStack() as stack:
         with interruptible() as check:
+            if needs_cache(options):
+                compile_first(options, need_transformers)  # imports take seconds, too
             need_transformers()
             stack.enter_context(quiet_libraries())
+            began_s = time.perf_counter()
+            log_step("loading", model=options.name)
             with libraries_silent():
-                text_model = TextModel.load(options, check)
+                text_model = TextModel.load(options, check, kernels)
+            if options.model is not None:
+                remember(text_model.place)
+            _log_loaded(text_model, time.perf_counter() - began_s)
+            if text_model.handle.engine.offload is not None:
+                compile_first(options)
         notes = text_model.handle.notes
         told = _tell(notes)
+        if text_model.options.memory == AUTO:
+            from hotset.analysis.planner.expecting import memory_line
+
+            _tell([line for line in [memory_line(text_model.model)] if line])
         try:
             with translate_errors(text_model.place, "run the model", RUNNING, passing=(typer.Exit, typer.Abort)):
                 yield text_model
@@ -34,8 +56,17 @@ def loaded_model(options: RunOptions) -> Iterator[TextModel]:
             try:
                 with saving():  # what was learnt
                     text_model.close()
+                    log_step("closed")
             finally:
                 _tell(notes[told:])
+
+
+def _log_loaded(text_model: TextModel, seconds: float) -> None:
+    stats = text_model.stats()
+    known = ("engine", "slots", "resident_bytes")
+    log_step(
+        "loaded", seconds=round(seconds, 3), policy=text_model.options.policy, **{key: stats[key] for key in known}
+    )
 
 
 def _tell(notices: list[str]) -> int:
@@ -49,4 +80,4 @@ def quiet_libraries() -> AbstractContextManager[None]:
     """A context in which libraries warn of nothing, and have progress bars only where stderr is a terminal."""
     from hotset.models.patches import libraries_quiet
 
-    return libraries_quiet(progress=sys.stderr.isatty())
+    return libraries_quiet(progress=sys.stderr.isatty() and not is_quiet())

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from hotset.cli.log import LOG, is_quiet
+from hotset.plain import plain
 from hotset.text import printable, without_controls
 
 T = TypeVar("T")
+Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
+"""Given what is done, a progress callback for the length of a block."""
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 
 
@@ -37,7 +48,7 @@ class SafeConsole(Console):
 def emit(document: dict[str, Any], as_json: bool, *views: RenderableType) -> None:
     """Print the document as JSON, or its views for people."""
     if as_json:
-        sys.stdout.write(json.dumps(_plain(document), allow_nan=False) + "\n")
+        sys.stdout.write(json.dumps(plain(document), allow_nan=False) + "\n")
         return
     console = SafeConsole()
     if not console.is_terminal:  # in a pipe a table must not be folded to an imagined screen
@@ -46,9 +57,20 @@ def emit(document: dict[str, Any], as_json: bool, *views: RenderableType) -> Non
         console.print(view, soft_wrap=isinstance(view, str))
 
 
+def emit_result(result: Any, as_json: bool, tables: Callable[[], Iterable[RenderableType]], **more: Any) -> None:
+    """Print a result as JSON, or its tables for people and a line for each of its notes."""
+    if as_json:
+        emit(more | result.as_dict(), True)
+        return
+    emit({}, False, *tables())
+    for text in result.notes:
+        note(text)
+
+
 def note(text: str) -> None:
     """Say one line to the person, beside the result."""
-    aside(f"note: {text}")
+    LOG.warning(text)
+    _say(f"note: {text}")
 
 
 def renamed(value: T, former: T | None, old: str, new: str) -> T:
@@ -59,8 +81,17 @@ def renamed(value: T, former: T | None, old: str, new: str) -> T:
     return former
 
 
-def aside(*views: RenderableType) -> None:
+def message(*views: RenderableType) -> None:
     """Say something beside the text, on stderr."""
+    for view in views:
+        if isinstance(view, str):
+            LOG.info(view)
+    _say(*views)
+
+
+def _say(*views: RenderableType) -> None:
+    if is_quiet():
+        return
     console = SafeConsole(stderr=True)
     for view in views:
         plain = isinstance(view, str)
@@ -79,7 +110,7 @@ def finish_text(text: str) -> None:
 
 
 def facts_table(rows: Iterable[tuple[str, str]], title: str | None = None, *, name_width: int = 24) -> Table:
-    """Facts, a line each: a name and what is to be said of it."""
+    """Facts, a line each: a name and its value."""
     table = Table(show_header=False, box=None, padding=(0, 2), title=title, title_justify="left", title_style="bold")
     table.add_column(style="dim", min_width=name_width, no_wrap=True)
     table.add_column(overflow="fold")
@@ -100,25 +131,29 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def bars() -> Iterator[Bar]:
+    """Yield what makes progress bars, one below the other; they show on a terminal only."""
+    with progress_of(TaskProgressColumn()) as shown:
+        if shown is None:
+            yield lambda _: nullcontext()
+            return
+
+        @contextmanager
+        def bar(what: str) -> Iterator[Callable[[int, int], None]]:
+            task = shown.add_task(what, total=None)
+            yield lambda done, total: shown.update(task, completed=done, total=total)
+            shown.remove_task(task)
+
+        yield bar
+
+
+@contextmanager
 def progress_of(column: ProgressColumn) -> Iterator[Progress | None]:
     """Where bars with such a column show, on a terminal; else None."""
     console = SafeConsole(stderr=True)
-    if not console.is_terminal:
+    if is_quiet() or not console.is_terminal:
         yield None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), column, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as shown:
         yield shown
-
-
-def _plain(value: Any) -> Any:
-    """Make numpy scalars plain, and what JSON cannot say null."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item") and not isinstance(value, str):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from hotset.cli import run_options as opt
-from hotset.cli.output import JsonFlag, emit, note, progress_of
+from hotset.cli.output import JsonFlag, bars, emit, note
 from hotset.cli.quality_view import quality_line
 from hotset.errors import HotsetError
 from hotset.options import RunOptions
+from hotset.options.run import DTYPES
 
-Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
-DTYPES = ("auto", "bfloat16", "float16", "float32")
 EXPERTS = ("auto", "dense", "int8", "int4", "mxfp4")
 
 
@@ -82,13 +80,14 @@ def pack(
     _refuse(dtype not in DTYPES, f"no type is called {dtype}: use {', '.join(DTYPES)}")
     _refuse(experts not in EXPERTS, f"experts are packed as {', '.join(EXPERTS)}, not {experts:.60}")
     options = RunOptions(memory=memory, trust_remote_code=trust_remote_code)
-    wish = {"dtype": dtype, "experts": experts, "calibrate": calibrate, "quality": quality, "measured": not no_quality}
-    _pack(model, out, options, wish, as_json)
+    asked = {"dtype": dtype, "experts": experts, "calibrate": calibrate, "quality": quality, "measured": not no_quality}
+    _pack(model, out, options, asked, as_json)
 
 
-def _pack(model: str, out: Path, options: RunOptions, wish: dict[str, Any], as_json: bool) -> None:
+def _pack(model: str, out: Path, options: RunOptions, asked: dict[str, Any], as_json: bool) -> None:
     from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
+    from hotset.generation.known_models import remember
     from hotset.generation.text_model import locate
     from hotset.shape import format_size
 
@@ -100,9 +99,10 @@ def _pack(model: str, out: Path, options: RunOptions, wish: dict[str, Any], as_j
             stack.enter_context(quiet_libraries())
         except ModuleNotFoundError as error:
             raise HotsetError(f"packing needs {error.name}: pip install 'hotset[models]'") from error
-        bar = stack.enter_context(_bars())
+        bar = stack.enter_context(bars())
         stack.enter_context(translate_errors(place, "pack the model", LOADING))
-        report, quality, remark = PackMaker(place, out, options, **wish).make(bar)
+        report, quality, warning = PackMaker(place, out, options, **asked).make(bar)
+    remember(str(report.folder))
     document = dataclasses.asdict(report) | {
         "folder": str(report.folder), "bytes": report.size_bytes, "quality": quality,
     }  # fmt: skip
@@ -110,8 +110,8 @@ def _pack(model: str, out: Path, options: RunOptions, wish: dict[str, Any], as_j
     told = "is a complete pack of this model already" if report.complete_already else "written and read back"
     kept = f", {report.resumed:,} of them from an earlier run" if report.resumed else ""
     size = format_size(report.size_bytes)
-    if remark is not None:
-        note(remark)
+    if warning is not None:
+        note(warning)
     lines = [f"{out}: {told}, {report.experts:,} experts{kept}, {size} in {report.seconds:.1f} s"]
     emit(document, as_json, *lines, *(() if quality is None else (f"quality: {quality_line(quality)}",)))
 
@@ -122,7 +122,7 @@ def _verify(folder: Path, as_json: bool) -> None:
     from hotset.store.verify import verify_packed
 
     _refuse(not is_packed(folder), f"{folder} is no packed model: make one with hotset pack MODEL -o DIR")
-    with _bars() as bar, bar("reading") as progress:
+    with bars() as bar, bar("reading") as progress:
         report = verify_packed(folder, progress)
     document = {"folder": str(folder), "experts": report.experts, "files": report.files, "bytes": report.size_bytes}
     size = format_size(report.size_bytes)
@@ -135,22 +135,3 @@ def _verify(folder: Path, as_json: bool) -> None:
 def _refuse(wrong: bool, why: str) -> None:
     if wrong:
         raise HotsetError(why)
-
-
-@contextmanager
-def _bars() -> Iterator[Bar]:
-    """Yield what makes progress bars, one below the other; they show on a terminal only."""
-    from rich.progress import TaskProgressColumn
-
-    with progress_of(TaskProgressColumn()) as shown:
-        if shown is None:
-            yield lambda _: nullcontext()
-            return
-
-        @contextmanager
-        def bar(what: str) -> Iterator[Callable[[int, int], None]]:
-            task = shown.add_task(what, total=None)
-            yield lambda done, total: shown.update(task, completed=done, total=total)
-            shown.remove_task(task)
-
-        yield bar

@@ -112,9 +112,13 @@ def forget(
     Example: hotset profile forget chat
     """
     from hotset.profile.folder import locate
+    from hotset.profile.format import check_kind
 
     path = locate(name)
-    _check_deletable(path)
+    try:
+        check_kind(path)
+    except ProfileError as error:
+        raise ProfileError(f"{error} (only profiles are forgotten; other files are yours to delete)") from None
     if not yes:
         _ask(path)
     try:
@@ -249,15 +253,6 @@ def _save(profile: Profile, name: str, target: Path, as_json: bool) -> None:
     profile.save(target)
     document = {"name": name, "file": str(target), "bytes": target.stat().st_size, **summary(profile)}
     emit(document, as_json, printable(written(document)))
-
-
-def _check_deletable(path: Path) -> None:
-    from hotset.profile.format import check_kind
-
-    try:
-        check_kind(path)
-    except ProfileError as error:
-        raise ProfileError(f"{error} (only profiles are forgotten; other files are yours to delete)") from None
 
 
 def _ask(path: Path) -> None:

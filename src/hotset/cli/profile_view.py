@@ -47,8 +47,8 @@ def figures(profile: Profile) -> dict[str, Any]:
         "entropy": spread(entropy(statistics.uses.sum(axis=0))),
         "learnt": sorted(profile.learnt),
         "hit_rate": totals(statistics)["hit_rate"],
-        "resident": None if profile.seats is None else int(statistics.resident.sum()),
-        "pinned": None if profile.seats is None else int(statistics.pinned.sum()),
+        "resident": None if profile.residency is None else int(statistics.resident.sum()),
+        "pinned": None if profile.residency is None else int(statistics.pinned.sum()),
         "history": {
             "spans": len(profile.history.spans),
             "tokens": int(profile.history.spans[:, 0].sum()),

@@ -12,9 +12,9 @@ from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.live import with_options
 from hotset.cli.output import JsonFlag, emit, note, progress_bar, renamed
 from hotset.cli.targets import check_out
-from hotset.cli.traces import OutFile, written, written_line
+from hotset.cli.traces import written, written_line
 from hotset.errors import HotsetError
-from hotset.generation.sampling import Sampling
+from hotset.generation.sampling import Sampling, SamplingUsed
 from hotset.options import RunOptions
 
 if TYPE_CHECKING:
@@ -31,11 +31,17 @@ Prompts = Annotated[
 ]
 
 
+Out = Annotated[
+    Path,  # run calls it --trace
+    typer.Option("-o", "--out", "--trace", metavar="OUT", help="Where to write the trace.", show_default=False),
+]
+
+
 @with_options
 def record(
     options: RunOptions,
     prompts: Prompts,
-    out: OutFile,
+    out: Out,
     batch: Annotated[int, typer.Option(help="Prompts that share forward passes.", min=1)] = 1,
     record_lookahead: opt.RecordLookahead = 0,
     guesses: opt.Guesses = None,
@@ -78,7 +84,8 @@ def record(
             if trace is not None:
                 trace.save(out)
             checkpoints.end()
-        _finish(text_model, trace, stop.asked, len(found), out, as_json)
+        used = sampling.within(text_model.model.generation_config)
+        _finish(text_model, trace, used, stop.asked, len(found), out, as_json)
 
 
 def _check_part(out: Path, force: bool) -> None:
@@ -94,7 +101,13 @@ def _check_part(out: Path, force: bool) -> None:
 
 
 def _finish(
-    text_model: TextModel, trace: Trace | None, interrupted: bool, asked: int, out: Path, as_json: bool
+    text_model: TextModel,
+    trace: Trace | None,
+    used: SamplingUsed,
+    interrupted: bool,
+    asked: int,
+    out: Path,
+    as_json: bool,
 ) -> None:
     """Say what was written."""
     from hotset.cli.summary import cost_document
@@ -107,10 +120,11 @@ def _finish(
         "prefill_tokens": trace.count(Phase.PREFILL),
         "decode_tokens": trace.count(Phase.DECODE),
         "complete": not interrupted,
+        "sampling": used.as_dict(),
         **cost_document(text_model),
     }
     hits = f"hit rate while recording {100 * document['hit_rate']:.1f} %"
-    emit(document, as_json, f"{written_line(document)}; {hits}")
+    emit(document, as_json, f"{written_line(document)}; {hits}; {used.words()}")
     if interrupted:
         note(f"stopped: {trace.requests:,} of {asked:,} prompts are in the trace; the last answer may be cut short")
         raise typer.Exit(exit_code())

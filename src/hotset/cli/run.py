@@ -10,7 +10,7 @@ import typer
 from hotset.cli import run_options as opt
 from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.live import with_options
-from hotset.cli.output import JsonFlag, aside, emit, finish_text, note, renamed, show
+from hotset.cli.output import JsonFlag, emit, finish_text, message, note, renamed, show
 from hotset.cli.targets import check_figure, check_out
 from hotset.errors import HotsetError
 from hotset.generation.sampling import Sampling
@@ -41,7 +41,7 @@ def run(
     """
     from hotset.cli.loading import loaded_model
     from hotset.cli.prompt_input import read_prompt
-    from hotset.cli.summary import experts_document, experts_views, run_document, summary_line
+    from hotset.cli.summary import answer_line, experts_document, experts_views, log_answer, run_document
     from hotset.generation import Finish, encode_prompt
 
     text = read_prompt(prompt, file)
@@ -53,16 +53,18 @@ def run(
     with loaded_model(options) as text_model:
         if stats or plot is not None:
             text_model.handle.observe()
-        ids = encode_prompt(text_model, text, chat)
+        ids = encode_prompt(text_model, text, chat, sampling.system)
+        sampling = sampling.seeded()
         answer = _answer(text_model, ids, sampling, (lambda _: None) if as_json else show, trace, lookahead)
+        log_answer(answer)
         if plot is not None:
             text_model.handle.plot(plot, title=options.name)
         if as_json:
             emit(run_document(text_model, answer) | (experts_document(text_model) if stats else {}), True)
         else:
             finish_text(answer.text)
-            aside(summary_line(len(answer.new_ids), answer.tokens_per_s, text_model.stats()))
-            aside(*(experts_views(text_model) if stats else ()))
+            message(answer_line(answer, text_model.stats()))
+            message(*(experts_views(text_model) if stats else ()))
     if answer.finish is Finish.INTERRUPT:
         raise typer.Exit(exit_code())
 

@@ -15,6 +15,7 @@ _TEXT = "Text"
 
 Model = Annotated[str | None, flag_of(RunOptions, "model")]
 Memory = Annotated[str, flag_of(RunOptions, "memory", grouped=False)]
+Device = Annotated[str, flag_of(RunOptions, "device", grouped=False)]
 TrustRemoteCode = Annotated[bool, flag_of(RunOptions, "trust_remote_code", grouped=False)]
 UseTemplate = Annotated[
     bool | None,
@@ -34,7 +35,9 @@ TraceOut = Annotated[
 ]
 Stats = Annotated[
     bool,
-    typer.Option("--stats", help="Show which experts were used and hit, layer by layer.", rich_help_panel=_LEARNING),
+    typer.Option(
+        "--stats", help="Show more of what it cost, and which experts were used, by layer.", rich_help_panel=_LEARNING
+    ),
 ]
 Plot = Annotated[
     Path | None,

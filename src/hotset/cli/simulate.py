@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotset.cli import simulate_options as opt
-from hotset.cli.output import JsonFlag, emit, note, progress_bar, renamed
-from hotset.cli.targets import check_figure
+from hotset.cli.budgets import settled
+from hotset.cli.output import JsonFlag, emit_result, progress_bar, renamed
+from hotset.cli.targets import check_figure, check_table
 from hotset.cli.traces import TraceFiles, load_traces
 from hotset.errors import HotsetError
-from hotset.files import write_beside
 
 if TYPE_CHECKING:
     from hotset.sim import Link, Result, Sweep
@@ -55,7 +55,7 @@ def simulate(
 
     sweep = Sweep(
         policies=policy,
-        budgets=budget,
+        budgets=budget and [settled(each) for each in budget],
         scope=None if scope is None else _choice(scope, "--scope", Scope),
         streams=streams,
         mode=_choice(mode, "--mode", ("batch", "turns")),
@@ -69,21 +69,21 @@ def simulate(
         prefetch_slots=renamed(prefetch_slots, ahead, "--ahead", "--prefetch-slots"),
     )
     check_figure(plot)
+    check_table(csv)
     loaded = load_traces(traces)
     if expert_bytes:
         loaded = {name: trace.with_expert_bytes(parse_size(expert_bytes)) for name, trace in loaded.items()}
     with progress_bar("replaying", count_jobs(loaded, sweep)) as advance:
         result = replay(loaded, sweep, advance=advance)
     _write_files(result, loaded, sweep, plot, csv)
-    _show(result, as_json)
+    emit_result(result, as_json, lambda: _tables(result))
 
 
 def _write_files(result: Result, traces: dict[str, Trace], sweep: Sweep, plot: Path | None, csv: Path | None) -> None:
     if csv:
-        from hotset.report import to_csv
+        from hotset.report.csv import to_csv, write_csv
 
-        with write_beside(csv) as scratch:
-            scratch.write_text(to_csv(result.rows))
+        write_csv(csv, to_csv(result.rows))
     if plot:
         from hotset.report import plot_hit_rates
 
@@ -108,16 +108,10 @@ def _curves(traces: dict[str, Trace], sweep: Sweep) -> dict[str, Any]:
     return {n: lru_curve(interleave(t, sweep.streams, sweep.mode).events(), Scope.LAYER) for n, t in plain.items()}
 
 
-def _show(result: Result, as_json: bool) -> None:
-    if as_json:
-        emit(result.as_dict(), True)
-        return
+def _tables(result: Result) -> list[Any]:
     from hotset.report import comparison_tables, recommendation
 
-    advice = recommendation(result)
-    emit({}, False, *comparison_tables(result), *([advice] if advice else []))
-    for text in result.notes:
-        note(text)
+    return [each for each in (*comparison_tables(result), recommendation(result)) if each]
 
 
 def _link(speed: str | None, compute: str | None, latency: str, expert_share: float) -> Link | None:
@@ -132,11 +126,13 @@ def _link(speed: str | None, compute: str | None, latency: str, expert_share: fl
 
 def _prefetch(word: str, link: str | None) -> str:
     from hotset.forecasts import parse
+    from hotset.plugins import resolve
     from hotset.sim.prefetch import AUTO, OFF, ORACLE
 
     if word != OFF and link is None:
         raise HotsetError("prefetch needs a modelled link: give --link (as 25GB/s) and --compute (as 4ms)")
     if word not in (AUTO, OFF, ORACLE):
+        word = resolve(word, "forecast")
         parse(word)
     return word
 

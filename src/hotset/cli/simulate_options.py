@@ -15,7 +15,7 @@ Policies = Annotated[
     typer.Option(
         "--policy",
         "-p",
-        help='A policy, with options as in "decay:half_life=8". Repeat it. None: all of them.',
+        help='A policy, with options as in "decay:half_life=8", or a file of one. Repeat it. None: all of them.',
     ),
 ]
 Budgets = Annotated[

@@ -65,7 +65,7 @@ class _Stream:
 
 
 class _Errors(_Stream):
-    """Stderr: if nothing can be said there, it is not said anywhere."""
+    """Stderr: what cannot be written there is dropped."""
 
     def _tell(self, error: OSError) -> None:
         pass

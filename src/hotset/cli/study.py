@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotset.cli.output import JsonFlag, emit, note, progress_bar
-from hotset.cli.targets import check_figure
+from hotset.cli.output import JsonFlag, emit_result, progress_bar
+from hotset.cli.targets import check_figure, check_table
 from hotset.cli.traces import load_traces
 from hotset.files import write_beside
 
@@ -25,25 +25,35 @@ Traces = Annotated[
     typer.Option("--trace", help="A trace file, or reference:NAME. Repeat it. None: all reference domains."),
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the result: .png, .svg or .pdf.")]
+Csv = Annotated[Path | None, typer.Option(help="Write the rows as CSV, too.")]
 Out = Annotated[Path | None, typer.Option(help="Write the result as JSON, with the machine it ran on.")]
 
 _PUBLIC = Path(__file__).parents[4] / "shared" / "traces" / "gpt-oss-20b.npz"  # beside a checkout, if anywhere
 
 
-def study(name: Name, trace: Traces = None, plot: Plot = None, out: Out = None, as_json: JsonFlag = False) -> None:
+def study(
+    name: Name,
+    trace: Traces = None,
+    plot: Plot = None,
+    csv: Csv = None,
+    out: Out = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Answer a question by replays: requests of all traces, mixed; half to learn from and half to judge.
 
     Example: hotset study bytes --trace reference:it --trace reference:python --plot bytes.png
     """
+    from hotset.report.study_table import study_table
     from hotset.sim.studies import carry_out, find
 
     chosen = find(name)
     check_figure(plot)
+    check_table(csv)
     plan = chosen.plan(load_traces(trace) if trace else _usual())
     with progress_bar("studying", len(plan.jobs)) as advance:
         result = carry_out(chosen, plan, advance)
-    _write_files(name, result, plot, out)
-    _show(name, result, as_json)
+    _write_files(name, result, plot, csv, out)
+    emit_result(result, as_json, lambda: [study_table(result)], study=name)
 
 
 def _usual() -> dict[str, Trace]:
@@ -57,18 +67,20 @@ def _usual() -> dict[str, Trace]:
     return traces
 
 
-def _write_files(name: str, result: StudyResult, plot: Path | None, out: Path | None) -> None:
+def _write_files(name: str, result: StudyResult, plot: Path | None, csv: Path | None, out: Path | None) -> None:
     if plot:
         from hotset.report.study_plot import plot_study
 
         plot_study(result, plot)
+    if csv:
+        from hotset.report.csv import study_to_csv, write_csv
+
+        write_csv(csv, study_to_csv(result))
     if out:
         with write_beside(out) as scratch:
-            scratch.write_text(json.dumps(_document(name, result) | _origin(), indent=1, allow_nan=False) + "\n")
-
-
-def _document(name: str, result: StudyResult) -> dict[str, Any]:
-    return {"study": name, **result.as_dict()}
+            scratch.write_text(
+                json.dumps({"study": name, **result.as_dict()} | _origin(), indent=1, allow_nan=False) + "\n"
+            )
 
 
 def _origin() -> dict[str, Any]:
@@ -79,14 +91,3 @@ def _origin() -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine | {"numba": version("numba"), "numpy": version("numpy")},
     }
-
-
-def _show(name: str, result: StudyResult, as_json: bool) -> None:
-    if as_json:
-        emit(_document(name, result), True)
-        return
-    from hotset.report.study_table import study_table
-
-    emit({}, False, study_table(result))
-    for text in result.notes:
-        note(text)

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from hotset.cli.log import log_step
 from hotset.generation import Answer, TextModel
 from hotset.shape import format_size
 
@@ -23,9 +24,16 @@ def answer_document(answer: Answer) -> dict[str, Any]:
         "new_tokens": len(answer.new_ids),
         "new_token_ids": answer.new_ids,
         "finish": answer.finish.value,
+        "sampling": answer.sampling.as_dict(),
         "tokens_per_s": answer.tokens_per_s,
         "prefill_s": answer.prefill_s,
     }
+
+
+def log_answer(answer: Answer) -> None:
+    """Log the figures of an answer, and not its text."""
+    figures = {key: value for key, value in answer_document(answer).items() if key not in ("text", "new_token_ids")}
+    log_step("answered", **figures | {"sampling": answer.sampling.words()})
 
 
 def cost_document(text_model: TextModel) -> dict[str, Any]:
@@ -47,17 +55,35 @@ def cost_document(text_model: TextModel) -> dict[str, Any]:
     }
 
 
-def summary_line(new_tokens: int, tokens_per_s: float | None, stats: dict[str, Any]) -> str:
-    """Speed, hits, traffic and memory of the answers; what prompts cost is in the JSON document."""
-    speed = "" if tokens_per_s is None else f" at {tokens_per_s:,.1f} tokens/s"
-    hits, traffic = decode_hit_rate(stats), decode_bytes_per_token(stats)
-    words = [f"{new_tokens:,} new token{'' if new_tokens == 1 else 's'}{speed}"]
+def answer_line(answer: Answer, stats: dict[str, Any]) -> str:
+    """What one answer cost."""
+    return summary_line(
+        len(answer.new_ids), answer.tokens_per_s, stats, answer.sampling.words(), first_s=answer.prefill_s
+    )
+
+
+def summary_line(
+    new_tokens: int, tokens_per_s: float | None, stats: dict[str, Any], chosen: str, *, first_s: float | None = None
+) -> str:
+    """Speed, how tokens were chosen, memory and hits, in words that need no glossary; `detail_line` has the rest."""
+    words = [f"{new_tokens:,} token{'' if new_tokens == 1 else 's'}"]
+    if tokens_per_s is not None:
+        words.append(f"{tokens_per_s:,.1f} tokens per second")
+    if first_s is not None:
+        words.append(f"the first after {first_s:,.1f} s")
+    memory = f"{format_size(stats['resident_bytes'])} of experts in memory"
+    hits = decode_hit_rate(stats)
     if hits is not None:
-        words.append(f"hit rate {100 * hits:.1f} %{_prefetched(stats)}")
-    if traffic is not None:
-        words.append(f"{format_size(traffic)} read per token")
-    words.append(f"{format_size(stats['resident_bytes'])} of experts in memory")
-    words.append(f"{100 * stats['stall_share']:.1f} % of the time stalled")
+        memory += f", hit rate {100 * hits:.1f} % (so many were there when they were needed)"
+    return "; ".join([", ".join(words), chosen, memory])
+
+
+def detail_line(stats: dict[str, Any]) -> str:
+    """What answers cost beside that: traffic, waiting, prefetch, and what drove a GPU; prompts are in the JSON."""
+    words = []
+    if (traffic := decode_bytes_per_token(stats)) is not None:
+        words.append(f"{format_size(traffic)} read per token{_prefetched(stats)}")
+    words.append(f"{100 * stats['stall_share']:.1f} % of the time stalled (waiting for experts)")
     if driver := stats.get("driven_by"):
         words.append(f"driven by the {driver}")
     return ", ".join(words)
@@ -67,7 +93,7 @@ def _prefetched(stats: dict[str, Any]) -> str:
     """What prefetch added to the hits, if anything."""
     decode = stats.get("decode", {})
     came, asked = decode.get("prefetch_hits", 0), decode.get("hits", 0) + decode.get("misses", 0)
-    return f" and {100 * came / asked:.1f} % prefetched in time" if came and asked else ""
+    return f", {100 * came / asked:.1f} % of experts prefetched in time" if came and asked else ""
 
 
 def experts_document(text_model: TextModel) -> dict[str, Any]:
@@ -86,7 +112,8 @@ def experts_views(text_model: TextModel) -> list[RenderableType]:
 
     handle = text_model.handle
     statistics = handle.statistics()
-    return [phase_table(statistics), layer_table(statistics, 3), *learning_lines(text_model.stats())]
+    stats = text_model.stats()
+    return [detail_line(stats), phase_table(statistics), layer_table(statistics, 3), *learning_lines(stats)]
 
 
 def learning_lines(stats: dict[str, Any]) -> list[str]:
@@ -99,11 +126,11 @@ def learning_lines(stats: dict[str, Any]) -> list[str]:
         lines.append(f"{gain['policy']} hit {against} ({rates} over {gain['tokens']:,} tokens): {saved}")
     if stats.get("background_bytes"):
         lines.append(f"{format_size(stats['background_bytes'])} read in the background")
-    if ahead := stats.get("prefetch"):
-        came = f"{ahead['in_time']:,} experts in time, {ahead['late']:,} late, {ahead['wasted']:,} wasted"
-        off = len(ahead["layers_switched_off"])
-        why = f"; {ahead['decision']}: {ahead['reason']}" if ahead["auto"] else ""
-        lines.append(f"prefetched by {ahead['forecast']}: {came}{why}" + (f"; off in {off} layers" if off else ""))
+    if prefetch := stats.get("prefetch"):
+        came = f"{prefetch['in_time']:,} experts in time, {prefetch['late']:,} late, {prefetch['wasted']:,} wasted"
+        off = len(prefetch["layers_switched_off"])
+        why = f"; {prefetch['decision']}: {prefetch['reason']}" if prefetch["auto"] else ""
+        lines.append(f"prefetched by {prefetch['forecast']}: {came}{why}" + (f"; off in {off} layers" if off else ""))
     if pins := stats.get("pins"):
         lines.append(f"{pins} experts pinned")
     if warm := stats.get("warm_pin"):
@@ -113,10 +140,8 @@ def learning_lines(stats: dict[str, Any]) -> list[str]:
 
 def decode_hit_rate(stats: dict[str, Any]) -> float | None:
     """The hit rate of answers without their prompts; None before the second token."""
-    if stats["engine"] == "stock":  # nothing is asked for: everything is there
-        return 1.0
-    decode = stats.get("decode", {})
-    return decode.get("hit_rate") if decode.get("hits", 0) + decode.get("misses", 0) else None
+    rate: float | None = stats.get("decode", {}).get("hit_rate")
+    return rate
 
 
 def decode_bytes_per_token(stats: dict[str, Any]) -> float | None:

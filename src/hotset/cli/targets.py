@@ -34,6 +34,11 @@ def check_out(path: Path | None, force: bool) -> None:
     check_place(path)
 
 
+def check_table(path: Path | None) -> None:
+    """Refuse a table that cannot be written; one that is there is written anew."""
+    check_out(path, force=True)
+
+
 def check_figure(path: Path | None) -> None:
     """Refuse a figure that cannot be drawn."""
     if path is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -17,6 +17,8 @@ from hotset.errors import HotsetError, TraceError
 if TYPE_CHECKING:
     from hotset.trace.trace import Trace
 
+_KINDS = "vllm, sglang, flame, llama_csv, token_csv, route_csv, npz or jsonl"
+
 app = typer.Typer(
     help="Record what was routed: import, inspect and reshape traces.",
     no_args_is_help=True,
@@ -27,15 +29,21 @@ app = typer.Typer(
 @app.command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="An .npz, route .csv or .jsonl file.", show_default=False)
+        Path,
+        typer.Argument(metavar="FILE", help="A .json, .jsonl, .csv, .npz, .pt or .parquet file.", show_default=False),
     ],
     out: OutFile,
-    kind: Annotated[
-        str | None, typer.Option(help="Format: npz, route_csv or jsonl; told by the file if left out.")
-    ] = None,
+    kind: Annotated[str | None, typer.Option(help=f"Format: {_KINDS}; told by the file if left out.")] = None,
     experts: Annotated[int | None, typer.Option(min=1, help="Experts per layer, where the file does not say.")] = None,
     expert_bytes: Annotated[str | None, typer.Option(metavar="SIZE", help="Size of one expert, such as 8MiB.")] = None,
     model: Annotated[str | None, typer.Option(help="Name of the model.")] = None,
+    request_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a request, where the file does not say where one begins.")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="JSON lines number the steps of each request, or of all: request | shared.")
+    ] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="Import the first N tokens only.")] = None,
     force: ForceFlag = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -50,9 +58,20 @@ def import_(
     size = None if expert_bytes is None else parse_size(expert_bytes)
     if size == 0:
         raise TraceError("the size of an expert must be at least one byte")
-    trace = import_trace(file, kind=kind, experts=experts, expert_bytes=size, model=model)
+    trace = import_trace(
+        file,
+        kind=kind,
+        experts=experts,
+        expert_bytes=size,
+        model=model,
+        request_tokens=request_tokens,
+        steps=steps,
+        first=first,
+    )
     if guess := trace.meta.get("experts_guessed"):
-        note(f"the number of experts, {guess}, is a guess from the ids: --experts N settles it")
+        note(f"the number of experts, {guess}, is inferred from the ids: --experts N settles it")
+    if "steps" in trace.meta and steps is None:
+        note("each request numbers its own steps: --steps shared, if those of one number ran in one forward pass")
     _save(trace, out, as_json)
 
 
@@ -151,15 +170,14 @@ def interleave(
 
     Example: hotset trace interleave run.safetensors --streams 8 -o busy.safetensors
     """
+    from hotset.trace.combine import Mode
     from hotset.trace.combine import interleave as run_streams
 
     refuse_existing(force, out)
-    if mode not in ("batch", "turns"):
-        raise TraceError(f'the mode must be "batch" or "turns", not {mode!r}')
     loaded = load_trace(trace)
     if streams > loaded.requests:
         note(f"the trace has only {loaded.requests} requests: the other streams stay idle")
-    _save(run_streams(loaded, streams, "batch" if mode == "batch" else "turns"), out, as_json)
+    _save(run_streams(loaded, streams, cast(Mode, mode)), out, as_json)
 
 
 def _save(trace: Trace, out: Path, as_json: bool) -> None:

@@ -27,7 +27,7 @@ def info_views(document: dict[str, Any]) -> Iterator[RenderableType]:
 
 def _model_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     shape = document["shape"]
-    guessed = " (guessed from the ids)" if "experts_guessed" in document["meta"] else ""
+    guessed = " (inferred from the ids)" if "experts_guessed" in document["meta"] else ""
     return [
         ("model", document["model"] or "not stated"),
         ("source", document["source"] or "not stated"),
@@ -43,7 +43,7 @@ def _workload_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     parts = {
         "router weights": document["has_weights"],
         "token ids": document["has_token_ids"],
-        f"predictions up to {document['guess_distances']} layers ahead": document["guess_distances"],
+        f"predictions up to {document['prediction_distances']} layers ahead": document["prediction_distances"],
     }
     return [
         ("requests", f"{document['requests']:,}"),

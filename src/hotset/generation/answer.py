@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from hotset.compiling import compile_seconds
 from hotset.generation.errors import translate_errors
-from hotset.generation.sampling import Sampling
+from hotset.generation.sampling import Sampling, SamplingUsed
 from hotset.generation.stopping import Stop, Stopped, watching
 from hotset.generation.streaming import OnText, TokenStream
 from hotset.generation.text_model import TextModel
@@ -34,9 +35,10 @@ class Answer:
     text: str
     prompt_tokens: int
     new_ids: list[int]
-    prefill_s: float | None  # up to the first token
-    decode_s: float  # from the first to the last
+    prefill_s: float | None  # up to the first token, without what was compiled
+    decode_s: float  # from the first to the last, without what was compiled
     finish: Finish
+    sampling: SamplingUsed = field(default_factory=lambda: SamplingUsed(greedy=True, by_model=True))
     cached_ids: list[int] = field(default_factory=list)  # the tokens that the key-value cache holds now
 
     @property
@@ -66,7 +68,13 @@ def generate(
     if sampling.seed is not None:
         torch.manual_seed(sampling.seed)
     with watching(text_model.model, stop) as watch, generating(text_model):
-        stream = TokenStream(text_model.tokenizer, on_text, first=lambda: setattr(watch, "begun", True))
+        compiled_s = [compile_seconds()]
+
+        def first() -> None:
+            watch.begun = True
+            compiled_s.append(compile_seconds())
+
+        stream = TokenStream(text_model.tokenizer, on_text, first=first)
         # transformers would compile the model for a cache of fixed size
         kept = {} if cache is None else {"past_key_values": cache, "disable_compile": True}
         began_s = time.perf_counter()
@@ -86,15 +94,16 @@ def generate(
         text=text_model.tokenizer.decode(stream.ids, skip_special_tokens=True),
         prompt_tokens=int(ids.shape[1]),
         new_ids=stream.ids,
-        prefill_s=times_s[0] - began_s if times_s else None,
-        decode_s=times_s[-1] - times_s[0] if times_s else 0.0,
+        prefill_s=times_s[0] - began_s - (compiled_s[1] - compiled_s[0]) if times_s else None,
+        decode_s=times_s[-1] - times_s[0] - (compile_seconds() - compiled_s[1]) if times_s else 0.0,
         finish=Finish.INTERRUPT if stop.asked else finish,
+        sampling=sampling.within(text_model.model.generation_config),
         cached_ids=(ids[0].tolist() + stream.ids)[:known],
     )
 
 
 def generating(text_model: TextModel) -> AbstractContextManager[None]:
-    """Tell what goes wrong in `generate` in one line: it obeys what the model's folder says."""
+    """Tell what goes wrong in `generate` in one line: it follows what the model's folder says."""
     return translate_errors(
         text_model.place, "generate text with the model", "check config.json and generation_config.json"
     )
@@ -112,14 +121,12 @@ def arguments(text_model: TextModel, sampling: Sampling, room: int, criterion: C
 def generation_config(text_model: TextModel, sampling: Sampling, room: int) -> Any:
     """The model's own settings, with those of the sampling in their place."""
     config = deepcopy(text_model.model.generation_config)
+    used = sampling.within(config)
     config.max_new_tokens, config.max_length = room, None
-    config.num_beams, config.do_sample = 1, sampling.temperature > 0
+    config.num_beams, config.do_sample = 1, not used.greedy
     config.num_return_sequences, config.return_dict_in_generate = 1, False  # one answer, as tokens
-    if config.do_sample:
-        config.temperature = sampling.temperature
-        config.top_p = config.top_p if sampling.top_p is None else sampling.top_p
-    else:
-        config.temperature = config.top_p = config.top_k = None
+    config.temperature, config.top_p, config.top_k = used.temperature, used.top_p, used.top_k
+    config.min_p, config.repetition_penalty = used.min_p, used.repetition_penalty
     if config.pad_token_id is None:
         config.pad_token_id = pad_id(text_model)
     return config

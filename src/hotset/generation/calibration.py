@@ -38,7 +38,7 @@ class TextCalibration:
         if done >= len(passes):
             return
         moments.observe()
-        # A pass needs nearly all experts of every layer in turn: to predict them would be in vain.
+        # A pass needs nearly all experts of every layer in turn: to predict them would save nothing.
         options = replace(self.options, context=max(self.options.context, PASS_TOKENS), engine="host", prefetch="off")
         model = load_model(self.model, options, None, kernels=moments.kernels)
         model.eval()

@@ -24,11 +24,11 @@ Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 
 
 class PackResult(NamedTuple):
-    """A pack, how far it is from its original, and a remark where that is not known."""
+    """A pack, how far it is from its original, and a warning where that is not known."""
 
     report: PackReport
     quality: dict[str, Any] | None
-    remark: str | None = None
+    warning: str | None = None
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,25 @@ from hotset.generation.templates import Messages, worker
 from hotset.generation.text_model import TextModel
 
 
-def encode_prompt(text_model: TextModel, text: str, use_template: bool | None = None) -> Any:
+def encode_prompt(text_model: TextModel, text: str, use_template: bool | None = None, system: str | None = None) -> Any:
     """The tokens of one prompt [1, tokens], in the chat template if the model has one, unless told otherwise."""
-    if wants_template(text_model, use_template):
-        return encode_messages(text_model, [{"role": "user", "content": text}])
-    return encode_plain(text_model, text)
+    template = wants_template(text_model, use_template)
+    turn = {"role": "user", "content": text}
+    before = system_messages(text_model, system, template)
+    return encode_messages(text_model, [*before, turn]) if template else encode_plain(text_model, text)
+
+
+def system_messages(text_model: TextModel, system: str | None, template: bool) -> Messages:
+    """The beginning of a conversation; a template that has no place for a system message is an error."""
+    if system is None:
+        return []
+    if not template:
+        raise HotsetError("--system is for a chat template, which is not used here: put the words into the prompt")
+    first, turn = {"role": "system", "content": system}, {"role": "user", "content": "?"}
+    with_it, without = (encode_messages(text_model, messages) for messages in ([first, turn], [turn]))
+    if system.strip() and with_it.tolist() == without.tolist():
+        raise HotsetError("the model's chat template leaves system messages out: put the words into the prompt")
+    return [first]
 
 
 def encode_plain(text_model: TextModel, text: str) -> Any:
@@ -27,10 +41,13 @@ def encode_plain(text_model: TextModel, text: str) -> Any:
 
 def encode_messages(text_model: TextModel, messages: Messages) -> Any:
     """The tokens of a conversation, as its template lays it out, up to where the model has to speak."""
+    from transformers import PreTrainedTokenizerBase
+
     for message in messages:
         _check_text(message["content"])
     with _tokenising(text_model):
-        if not _renders_jinja(text_model.tokenizer):
+        if type(text_model.tokenizer).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
+            # It has code of its own to lay conversations out.
             found = text_model.tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
             )
@@ -53,13 +70,6 @@ def _check_text(text: str) -> None:
 
 def _tokenising(text_model: TextModel) -> AbstractContextManager[None]:
     return translate_errors(text_model.place, "use the tokenizer", "check tokenizer.json and tokenizer_config.json")
-
-
-def _renders_jinja(tokenizer: Any) -> bool:
-    """Whether it lays conversations out as transformers does by itself; some have code of their own instead."""
-    from transformers import PreTrainedTokenizerBase
-
-    return type(tokenizer).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
 
 
 def _checked(text_model: TextModel, ids: Any) -> Any:

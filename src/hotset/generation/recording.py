@@ -45,14 +45,16 @@ def record_prompts(
     is called after every prompt. `stop` ends it with what there is; the last answer may be cut short.
     """
     sampling, stop = sampling or Sampling(max_new_tokens=64, seed=0), stop or Stop()
-    queue = _encoded(text_model, prompts, use_template)
+    queue = _encoded(text_model, prompts, use_template, sampling.system)
     return _Recording(text_model, sampling, stop, checkpoints).run(queue, batch, lookahead, on_prompt)
 
 
-def _encoded(text_model: TextModel, prompts: Sequence[LabelledPrompt], use_template: bool | None) -> Queue:
+def _encoded(
+    text_model: TextModel, prompts: Sequence[LabelledPrompt], use_template: bool | None, system: str | None
+) -> Queue:
     queue: Queue = []
     for number, prompt in enumerate(prompts, 1):
-        ids = encode_prompt(text_model, prompt.text, use_template)[0].tolist()
+        ids = encode_prompt(text_model, prompt.text, use_template, system)[0].tolist()
         try:
             text_model.max_new_tokens_for(len(ids), 1)
         except HotsetError as error:

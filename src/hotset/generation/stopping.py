@@ -1,6 +1,6 @@
 """How an answer is stopped: between two tokens, or a prompt between two layers, and what is there is kept.
 
-Never in the middle of a layer, so that an answer ends where a step ends; the engine would mend that, too.
+Never in the middle of a layer, so that an answer ends where a step ends; the engine would repair that, too.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class TemplateWorker:
                 f"the chat template does not work ({printable(answer['error'])[:_MAX_WHY]}): use --no-chat"
             )
         if not answer["text"]:
-            raise ModelError("the chat template renders nothing: use --no-chat, or mend chat_template.jinja")
+            raise ModelError("the chat template renders nothing: use --no-chat, or correct chat_template.jinja")
         return str(answer["text"])
 
     def close(self) -> None:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from hotset.errors import HotsetError, ModelError
 from hotset.generation.errors import LOADING, translate_errors
+from hotset.generation.known_models import find
+from hotset.generation.process_memory import within_process_memory
 from hotset.generation.templates import worker
 from hotset.models.gguf_place import is_gguf, located, only_file
 from hotset.options import RunOptions
 from hotset.reading import odd_file
 
 if TYPE_CHECKING:
+    from hotset.engine.build import KernelFactory
     from hotset.models.handle import Handle
     from hotset.models.recording import Recording
 
@@ -29,10 +32,15 @@ class TextModel:
     place: str = "."  # the folder or the hub id
 
     @classmethod
-    def load(cls, options: RunOptions, check: Callable[[], object] = lambda: None) -> TextModel:
+    def load(
+        cls,
+        options: RunOptions,
+        check: Callable[[], object] = lambda: None,
+        kernels: KernelFactory | None = None,
+    ) -> TextModel:
         """Load what the options name, in the order in which faults are cheapest to find.
 
-        `check` is called between the parts of this, and may raise to end it.
+        `check` is called between the parts of this, and may raise to end it; given kernels compute all experts.
         """
         need_transformers()
         from transformers import AutoConfig
@@ -51,7 +59,8 @@ class TextModel:
             worker().start()
         check()
         with translate_errors(place, "load the model", LOADING):
-            loaded = cls(load_model(place, options, profile), tokenizer, options, place)
+            options = within_process_memory(options, place)
+            loaded = cls(load_model(place, options, profile, kernels), tokenizer, options, place)
         check()
         return loaded
 
@@ -82,16 +91,16 @@ class TextModel:
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return limit if isinstance(limit, int) and limit > 0 else None
 
-    def max_new_tokens_for(self, prompt_tokens: int, wished: int) -> int:
+    def max_new_tokens_for(self, prompt_tokens: int, asked: int) -> int:
         """How many new tokens fit behind a prompt; a prompt that fills the context is an error."""
         limit = self.context_tokens
         if limit is None:
-            return wished
+            return asked
         if prompt_tokens >= limit:
             raise HotsetError(
                 f"the prompt has {prompt_tokens:,} tokens and the model's context is {limit:,}: shorten the prompt"
             )
-        return min(wished, limit - prompt_tokens)
+        return min(asked, limit - prompt_tokens)
 
     def trace(self, lookahead: int = 0) -> Recording:
         """Record what is routed inside a block, under the name of the model in the options."""
@@ -120,7 +129,12 @@ def locate(model: str | Path | None) -> str:
     if path.exists():
         raise ModelError(f"{model} is a file: give the folder of a transformers checkpoint, or a GGUF file")
     if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") != 1:
-        raise ModelError(f"there is no folder {model}: give a folder with a model, or a hub id such as org/name")
+        if (known := find(str(model))) is not None:
+            return known
+        raise ModelError(
+            f"there is no folder {model}: give a folder with a model, a hub id such as org/name, or a name that "
+            "hotset models lists"
+        )
     return str(model)
 
 

@@ -52,6 +52,7 @@ class Option:
     unit: str | None = None  # what stands for the value in a command's help
     places: Place = Place.ALL
     flag: str | None = None  # --name-of-the-field unless told otherwise
+    short: str | None = None  # a letter of its own on the command line, such as -q
     argument: bool = False  # a word of a command rather than a flag
     choices: tuple[str, ...] = ()
     least: float | None = None

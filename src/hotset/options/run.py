@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hotset.checks import put
 from hotset.errors import HotsetError, PolicyError
 from hotset.options.declare import OptionError, Place, budget_or_auto, check_all, option
-from hotset.shape import Budget
+from hotset.shape import Budget, parse_size
 
 AUTO, OFF, DENSE = "auto", "off", "dense"
 DEFAULT_POLICY = "blend"
@@ -20,10 +22,18 @@ PRIOR_TOKENS = 64
 """How many tokens of evidence a profile is worth; docs/results/warm-starts.md has the experiment."""
 SCOPES = ("layer", "pool")
 DTYPES = (AUTO, "bfloat16", "float16", "float32")
-DRIVERS = (AUTO, "host", "device")
 EXPERTS = (AUTO, DENSE)
 
-_CACHE, _LEARNING, _MODEL = "Memory and cache", "Learning from use", "The model"
+_CACHE, _LEARNING, _MODEL, _MESSAGES = "Memory and cache", "Learning from use", "The model", "Messages"
+_COMMANDS = Place.COMMAND | Place.FILE
+
+
+class DriverChoice(StrEnum):
+    """What is to drive a GPU in decode."""
+
+    AUTO = "auto"  # the device where it can
+    HOST = "host"
+    DEVICE = "device"  # or it is an error
 
 
 def check_policy(spec: str) -> None:
@@ -32,6 +42,15 @@ def check_policy(spec: str) -> None:
 
     if parse(spec).offline:
         raise PolicyError(f"{spec} needs to know the future: it is for hotset simulate; use {DEFAULT_POLICY} here")
+
+
+def _named(spec: str, kind: str = "policy") -> str:
+    """A policy or forecast by its name, where a file is given; hotset.toml, which runs no code, has names only."""
+    if not isinstance(spec, str) or spec in (AUTO, OFF, DEFAULT_POLICY):
+        return spec
+    from hotset.plugins import resolve
+
+    return resolve(spec, kind)
 
 
 def _check_policy_or_auto(spec: str) -> None:
@@ -70,15 +89,24 @@ class RunOptions:
 
     model: str | Path | None = option(
         None,
-        help="A folder, a hub id or a GGUF file (also folder:file.gguf); none: the small model that ships with hotset.",
+        help="A folder, a hub id, a GGUF file (also folder:file.gguf), or a name that hotset models lists; none: the "
+        "small model that ships with hotset.",
         argument=True,
         places=Place.COMMAND | Place.FILE,
     )
     memory: str | Budget = option(
         AUTO,
-        help='Memory for experts: "8GiB", "25%" of them, "1536 slots", or auto.',
+        help='Memory for experts: "8GiB", "25%" of them, "1536 slots" (a slot holds one expert), or auto.',
         group=_CACHE,
         check=budget_or_auto,
+    )
+    process_memory: str | None = option(
+        None,
+        help='Memory for the whole process, such as "2GiB": that for experts is derived from it. On a CPU.',
+        group=_CACHE,
+        unit="SIZE",
+        places=_COMMANDS,
+        check=parse_size,
     )
     host_memory: str | Budget = option(
         AUTO,
@@ -96,7 +124,8 @@ class RunOptions:
     )
     policy: str = option(
         DEFAULT_POLICY,
-        help='Eviction policy, with options as in "decay:half_life=8"; auto: blend, or lru where that does better.',
+        help="Which expert to drop for another (the eviction policy), with options as in "
+        '"decay:half_life=8"; auto: blend, or lru where that does better.',
         group=_CACHE,
         check=_check_policy_or_auto,
     )
@@ -124,7 +153,8 @@ class RunOptions:
     )
     prefetch: str = option(
         AUTO,
-        help="Prefetch by this forecast: auto (the next layer's router, where it pays), off, gate, best, ...",
+        help="Read experts before they are needed (prefetch), by this forecast: auto (the next layer's router, where "
+        "it pays), off, gate, best, ...",
         group=_CACHE,
         check=_check_prefetch,
     )
@@ -133,7 +163,7 @@ class RunOptions:
         AUTO,
         help="What drives a GPU; auto: the device where it can.",
         group=_CACHE,
-        choices=DRIVERS,
+        choices=tuple(DriverChoice),
     )
     dtype: Any = option(
         AUTO,
@@ -204,8 +234,22 @@ class RunOptions:
         False,
         help="Run Python code that a model brings along; never without this option.",
         group=_MODEL,
-        places=Place.LOAD | Place.COMMAND,  # not of a file that lies in a folder by chance
+        places=Place.LOAD | Place.COMMAND,  # not of a file that happens to lie in a folder
     )
+    quiet: bool = option(
+        False, help="Say nothing but the text and errors.", group=_MESSAGES, short="-q", places=_COMMANDS
+    )
+    verbose: bool = option(
+        False, help="Say what is done as it is done, with times.", group=_MESSAGES, short="-v", places=_COMMANDS
+    )
+    log_file: str | Path | None = option(
+        None,
+        help="Add all messages to this file, with time and level; never a prompt or an answer.",
+        group=_MESSAGES,
+        unit="FILE",
+        places=_COMMANDS,
+    )
+    log_json: bool = option(False, help="Write the lines of the log file as JSON.", group=_MESSAGES, places=_COMMANDS)
     spill: str | Path | None = option(
         None, help="The folder for the experts of an attached model.", group=_MODEL, places=Place.ATTACH
     )
@@ -217,6 +261,8 @@ class RunOptions:
     )
 
     def __post_init__(self) -> None:
+        put(self, policy=_named(self.policy), host_policy=_named(self.host_policy))
+        put(self, prefetch=_named(self.prefetch, "forecast"))
         check_all(self)
 
     @property

@@ -1,0 +1,177 @@
+"""`hotset analyze`: what the experts of a model do, as one page with figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hotset.cli import analyze_options as opt
+from hotset.cli.output import JsonFlag, emit, facts_table, note, progress_bar
+from hotset.cli.targets import ForceFlag, check_out
+from hotset.errors import HotsetError
+
+if TYPE_CHECKING:
+    from hotset.analysis.analyse import Analysis, Question, SaliencyGrids
+    from hotset.analysis.token_text import Decode
+    from hotset.options import RunOptions
+    from hotset.trace import Trace
+
+
+class Workload(NamedTuple):
+    """What is analysed: a trace, what to call it, and the text of its tokens and the saliency where they are known."""
+
+    name: str
+    trace: Trace
+    text_of: Decode | None = None
+    saliency: SaliencyGrids | None = None
+
+
+def analyze(
+    targets: opt.Targets = None,
+    prompts: opt.Prompts = None,
+    out: opt.Out = None,
+    data: opt.Data = True,
+    label: opt.LabelKeys = None,
+    tokenizer: opt.TokenizerPlace = None,
+    policy: opt.Policies = None,
+    budget: opt.Budgets = None,
+    layer: opt.Layer = None,
+    request: opt.Request = None,
+    limit: opt.Limit = None,
+    max_new_tokens: opt.MaxNewTokens = 64,
+    batch: opt.Batch = 1,
+    record_lookahead: opt.Lookahead = 2,
+    saliency: opt.SaliencyFlag = True,
+    trace: opt.TraceOut = None,
+    chat: opt.UseTemplate = None,
+    memory: opt.Memory = "auto",
+    device: opt.Device = "auto",
+    dtype: opt.Dtype = "auto",
+    experts: opt.Experts = "auto",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    compare: opt.Compare = False,
+    text: opt.Text = None,
+    force: ForceFlag = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what experts do: use, specialisation, co-activation, locality, tokens, and what a cache would do.
+
+    Examples: hotset analyze chat.safetensors -o report.html
+
+    hotset analyze ./Qwen3-30B-A3B --prompts chat.jsonl -o report.html
+
+    hotset analyze --compare ./Qwen3-30B-A3B qwen3-pruned --text other.txt
+    """
+    from hotset.analysis.analyse import Question
+    from hotset.analysis.caching import CacheQuestion
+    from hotset.options import RunOptions
+
+    if compare or text:
+        run = RunOptions(memory=memory, device=device, trust_remote_code=trust_remote_code)
+        return _compare(targets or [], compare, text or [], run, as_json)
+    _check_places(out, data, trace, bool(prompts), force)
+    question = Question(
+        labels=label, caching=CacheQuestion(policies=policy, budgets=budget, layer=layer, request=request)
+    )
+    _check_question(question)
+    if prompts:
+        from hotset.cli.analyze_model import Recording, run_model
+
+        model, more = (targets[0], targets[1:]) if targets else (None, [])
+        options = RunOptions(
+            model=model, memory=memory, device=device, dtype=dtype, experts=experts, force=force,
+            trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+        how = Recording(limit, max_new_tokens, batch, record_lookahead, chat, trace, saliency)
+        workload = run_model(options, [*prompts, *map(Path, more)], how)
+    else:
+        workload = _read_traces(targets or [], tokenizer)
+    return _report(workload, question, out, data, as_json)
+
+
+def _compare(targets: list[str], wanted: bool, text: list[Path], options: RunOptions, as_json: bool) -> None:
+    from hotset.cli.compare import compare_models
+
+    if not wanted or len(targets) != 2:
+        raise HotsetError("--compare takes two models and a text: hotset analyze --compare MODEL OTHER --text FILE")
+    compare_models(targets[0], targets[1], text, as_json, options)
+
+
+def _check_places(out: Path | None, data: bool, trace: Path | None, runs: bool, force: bool) -> None:
+    """Refuse what cannot be written before the work."""
+    from hotset.analysis.write import data_folder
+
+    check_out(out, force)
+    if trace is not None and not runs:
+        raise HotsetError("--trace keeps what a model routes: give a model and --prompts")
+    check_out(trace, force)
+    if out is None or not data:
+        return
+    folder = data_folder(out)
+    if folder.exists() and not folder.is_dir():
+        raise HotsetError(f"{folder} is a file where the data of the report would go: choose another name with -o")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise HotsetError(f"{folder} exists: choose another name with -o, or pass --force to write into it")
+
+
+def _check_question(question: Question) -> None:
+    """Refuse a policy or a budget that cannot be read before the work."""
+    from hotset.policies import parse
+    from hotset.shape import Budget
+
+    for spec in question.caching.policies or ():
+        parse(spec)
+    for text in question.caching.budgets or ():
+        Budget.parse(text)
+
+
+def _read_traces(targets: list[str], tokenizer: Path | None) -> Workload:
+    from hotset.analysis.analyse import join_traces
+    from hotset.cli.analyze_text import text_of_traces
+    from hotset.cli.traces import load_traces
+
+    if not targets:
+        raise HotsetError("nothing to analyse: name a trace, or a model with --prompts FILE")
+    for target in targets:
+        if _is_model(target):
+            raise HotsetError(f"{target} is not a trace: to run it as a model, give it prompts with --prompts FILE")
+    traces = load_traces([Path(target) for target in targets])
+    name, trace = join_traces(traces)
+    return Workload(name, trace, text_of_traces(targets, trace, tokenizer))
+
+
+def _is_model(target: str) -> bool:
+    """Whether this names a model and no trace: a folder, a GGUF file, or a hub id that is no file here."""
+    path = Path(target)
+    hub_id = target.count("/") == 1 and not path.suffix and not target.startswith((".", "/", "~"))
+    return path.is_dir() or ".gguf" in target or (hub_id and not path.exists())
+
+
+def _report(workload: Workload, question: Question, out: Path | None, data: bool, as_json: bool) -> None:
+    from hotset._version import __version__
+    from hotset.analysis.analyse import analyse, count_parts
+    from hotset.analysis.document import to_document
+    from hotset.analysis.write import write_report
+
+    name, trace, text_of, saliency = workload
+    with progress_bar("analysing", count_parts(trace, question)) as advance:
+        analysis = analyse(name, trace, question, text_of=text_of, saliency=saliency, advance=advance)
+    written = [] if out is None else write_report(analysis, out, data=data, version=__version__)
+    files = [str(path) for path in written]
+    emit(to_document(analysis) | {"files": files} if as_json else {}, as_json, *([] if as_json else _views(analysis)))
+    if as_json:
+        return
+    if out is not None:
+        more = f"; {len(files) - 1} files of data in {written[1].parent}" if len(files) > 1 else ""
+        emit({}, False, f"{out}: {out.stat().st_size / 1e6:.1f} MB{more}")
+    for text in analysis.notes if out is None else ():
+        note(text)
+    if out is None:
+        note("-o report.html writes the report with its figures")
+
+
+def _views(analysis: Analysis) -> list[Any]:
+    """The findings in short."""
+    from hotset.analysis.page import lead, tiles
+
+    return [lead(analysis), facts_table(tiles(analysis), name_width=10)]

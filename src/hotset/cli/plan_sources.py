@@ -1,0 +1,120 @@
+"""Where a plan's parts come from: the model, its workload, and the rates of a machine, measured if they must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotset.cli.output import note, progress_bar
+from hotset.errors import HotsetError
+
+if TYPE_CHECKING:
+    from hotset.analysis.planner.calibration import Calibration
+    from hotset.analysis.planner.hits import Hits
+    from hotset.analysis.planner.machines import RatesOf, Told
+    from hotset.analysis.planner.measuring import Effort, Subject
+    from hotset.analysis.planner.model import PlannedModel
+    from hotset.analysis.planner.tiers import Memory
+    from hotset.analysis.planner.workload import Workload
+
+
+def plan_model(model: str | None, shape: str | None, context: int, trust_remote_code: bool = False) -> PlannedModel:
+    """The sizes of a model, of its files or of its numbers."""
+    if shape is not None:
+        from hotset.analysis.planner.shapes import parse_shape
+
+        return parse_shape(shape, context)
+    from hotset.analysis.planner.inspecting import inspect_model
+    from hotset.cli.loading import quiet_libraries
+
+    with quiet_libraries():
+        return inspect_model(model, context, trust_remote_code)
+
+
+def plan_workload(model: PlannedModel, trace: Path | None, profile: str | None, like: str | None) -> Workload:
+    """What is replayed: at most one of these, or a generic workload."""
+    from hotset.analysis.planner import workload
+    from hotset.cli.traces import load_trace
+    from hotset.profile.folder import locate
+
+    asked = {"--trace": trace, "--profile": profile, "--like": like}
+    given = [flag for flag, value in asked.items() if value is not None]
+    if len(given) > 1:
+        raise HotsetError(f"{' and '.join(given)} exclude each other: a plan is for one workload")
+    if trace is not None:
+        return workload.recorded(load_trace(trace), model.shape, str(trace))
+    if profile is not None:
+        return workload.profiled(locate(profile), model.shape)
+    return workload.generic(model.shape) if like is None else workload.like(like, model.shape)
+
+
+def replayed(workload: Workload) -> Hits:
+    """The hits of a workload at every size."""
+    from hotset.analysis.planner.hits import count_replays, replay_hits
+
+    with progress_bar("replaying", count_replays(workload.trace.shape)) as advance:
+        return replay_hits(workload.trace, advance=advance)
+
+
+def ram_here() -> int:
+    """The memory that this process can have."""
+    from hotset.engine.memory import available_memory_bytes
+
+    return available_memory_bytes()
+
+
+def gpu_here() -> int | None:
+    """The free memory of this machine's GPU, if it has one."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+
+
+def machine_rates(told: Told, model: PlannedModel, memory: Memory) -> RatesOf:
+    """The rates of the machine to plan for; this one is measured if that was not done yet."""
+    from hotset.analysis.planner import calibration
+    from hotset.analysis.planner.machines import DISK_BYTES_PER_S, rates_elsewhere, rates_here
+
+    if told.is_elsewhere:
+        if told.disk is None:
+            note(f"--disk was not given: {DISK_BYTES_PER_S / 1e9:g} GB/s is assumed")
+        return rates_elsewhere(told)
+    found = calibration.load()
+    if memory.gpu_bytes is not None and (found is None or found.gpu is None):
+        raise HotsetError(
+            "the rates of a GPU are not measured: give --memory-bandwidth and --link of the one to plan for, or --gpu 0"
+        )
+    return rates_here(found or _measured(model), told)
+
+
+def _measured(model: PlannedModel) -> Calibration:
+    """A quick calibration that is not kept."""
+    from hotset.analysis.planner.measuring import QUICK
+
+    note("this machine was not measured yet, so it is now, in short; hotset doctor --measure does it well and keeps it")
+    return measured_here(model, QUICK, None)
+
+
+def measured_here(model: PlannedModel | None, effort: Effort, where: Path | None) -> Calibration:
+    """Measure this machine, with a bar on a terminal."""
+    import tempfile
+
+    from hotset.analysis.planner.measuring import measure, measurements
+    from hotset.cli.loading import quiet_libraries
+    from hotset.cli.streams import libraries_silent
+
+    subject = None if model is None else _subject(model)
+    with quiet_libraries(), libraries_silent(), progress_bar("measuring", measurements(subject)) as advance:
+        return measure(where or Path(tempfile.gettempdir()), subject, effort, advance=advance)
+
+
+def _subject(model: PlannedModel) -> Subject:
+    """What of a model is measured: its experts, and the largest of its files."""
+    from hotset.analysis.planner.measuring import Subject
+
+    place = Path(model.name).expanduser()
+    files = [file for file in (place, *place.glob("*")) if model.there and file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size, default=None)
+    return Subject(model.matrices, model.own_bytes or model.precisions()[0].expert_bytes, largest)

@@ -1,0 +1,211 @@
+"""`hotset plan` and `hotset doctor --measure` as people call them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from calls import call
+
+from hotset import reference
+from hotset.analysis.planner import calibration
+from hotset.analysis.planner.calibration import Calibration, CpuFigures
+from hotset.analysis.planner.hits import replay_hits
+from hotset.analysis.planner.model import SPECS
+from hotset.analysis.planner.rates import ExpertPoint
+from hotset.analysis.planner.workload import like
+from hotset.cli.app import app
+from hotset.options import RunOptions
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+SHAPE = ("--shape", "layers=4,experts=16,top_k=2,hidden=512,intermediate=512,vocab=1000")
+ELSEWHERE = (*SHAPE, "--ram", "1200MiB", "--memory-bandwidth", "50GB/s", "--disk", "2GB/s")
+GPU = (*SHAPE, "--gpu", "1GiB", "--ram", "2GiB", "--memory-bandwidth", "1TB/s", "--link", "25GB/s", "--disk", "2GB/s")
+MATRICES = ((64, 256), (256, 32))
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+
+
+def document(*words: str | Path) -> Any:
+    done = call("plan", *words, "--json")
+    assert done.code == 0, done
+    return json.loads(done.out)
+
+
+@pytest.fixture
+def measured() -> Calibration:
+    """A kept calibration of this machine, with round figures."""
+    cpu = CpuFigures(
+        memory_bytes_per_s=2e10, layer_s=1e-3, event_s=2e-4, partial_s=1e-4, miss_s=2e-4, read_s=1e-4,
+        disk_bytes_per_s=2e9, busy=0.9, kept=0.6, threads=2,
+    )  # fmt: skip
+    points = [ExpertPoint(name, MATRICES, 49152, 1e-5, 1e-4) for name in SPECS]
+    found = Calibration(calibration.machine_name(), "2026-11-17", cpu, points)
+    hits = replay_hits(like("it", reference.trace("it").shape).trace, ("lru",))
+    found = found.with_curve(hits.curves["lru"])
+    calibration.save(found)
+    return found
+
+
+@pytest.mark.parametrize("words", [ELSEWHERE, GPU])
+def test_a_table_and_its_document(words: tuple[str, ...]) -> None:
+    found = document(*words)
+    assert [row["precision"] for row in found["rows"]] == ["bfloat16", "int8", "int4", "mxfp4"]
+    given = found["gpu_bytes"] or found["ram_bytes"]
+    for row in found["rows"]:
+        assert row["low_tokens_per_s"] < row["tokens_per_s"] < row["high_tokens_per_s"]
+        assert row["rest_bytes"] + row["fast_bytes"] + row["unused_bytes"] == given
+        assert row["tokens_per_s"] <= row["bound_tokens_per_s"] * 1.001
+        assert row["prompt_s"] > 0
+    table = call("plan", *words).out
+    assert "tokens/s" in table
+    assert "+8.00 GiB" in table
+    assert "hotset pack" in table
+
+
+@pytest.mark.parametrize("words", [ELSEWHERE, GPU, (*ELSEWHERE, "--context", "512"), (*GPU, "--target", "50tok/s")])
+def test_every_command_is_one_that_hotset_takes(words: tuple[str, ...]) -> None:
+    found = document(*words)
+    lines = [line for row in (*found["rows"], *found["targets"]) for line in row["commands"]]
+    assert any(line.startswith("hotset pack") for line in lines)
+    commands: Any = typer.main.get_command(app)
+    for line in lines:
+        program, name, *rest = shlex.split(line)
+        assert program == "hotset"
+        parsed = commands.commands[name].make_context(name, rest).params
+        if name == "run":
+            RunOptions(
+                **{key: parsed[key] for key in ("memory", "host_memory", "device", "policy", "experts", "context")}
+            )
+            assert parsed["prompt"]
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    done = call("plan", *GPU, "--plot", tmp_path / "p.svg", "--csv", tmp_path / "p.csv")
+    assert done.code == 0, done
+    assert "tokens per second" in (tmp_path / "p.svg").read_text()
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert [row["precision"] for row in rows] == ["bfloat16", "int8", "int4", "mxfp4"]
+    assert rows[2]["commands"].startswith("hotset pack")
+
+
+def test_targets(tmp_path: Path) -> None:
+    found = document(*GPU, "--target", "50tok/s")
+    assert found["rows"] == []
+    assert all(row["reached"] and row["tokens_per_s"] >= 50 for row in found["targets"])
+    again = document(*SHAPE, "--gpu", str(found["targets"][0]["memory_bytes"]), *GPU[4:])
+    assert again["rows"][0]["tokens_per_s"] == pytest.approx(found["targets"][0]["tokens_per_s"])
+    done = call("plan", *GPU, "--target", "90000tok/s", "--csv", tmp_path / "t.csv")
+    assert "memory_bytes" in (tmp_path / "t.csv").read_text().splitlines()[0]
+    assert done.code == 0
+    assert "note: no precision reaches 90000 tokens per second" in done.err
+    assert "the bound is" in done.err
+
+
+def test_the_model_that_ships_by_a_kept_calibration(measured: Calibration) -> None:
+    done = call("plan", "--ram", "600MiB", "--like", "it", "--json")
+    assert done.code == 0, done
+    assert "measured yet" not in done.err
+    rows = json.loads(done.out)["rows"]
+    assert rows[0]["engine"] == "cpu"
+    assert rows[0]["commands"][0].startswith("hotset run --memory ")
+    slower = json.loads(call("plan", "--ram", "600MiB", "--like", "it", "--disk", "10MB/s", "--json").out)["rows"]
+    assert rows[0]["resident"] == slower[0]["resident"]
+    assert rows[0]["tokens_per_s"] >= slower[0]["tokens_per_s"]
+    assert measured.cpu.threads == 2
+
+
+def test_memory_auto_says_what_was_chosen(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+    total = reference.trace("it").shape.total_experts * 49152
+    monkeypatch.setattr("hotset.models.account.Account.expert_bytes", property(lambda _: total // 3))
+    done = call("run", "-p", "Il mercato", "--max-new-tokens", "3", "--json")
+    assert done.code == 0, done
+    json.loads(done.out)
+    (line,) = [line for line in done.err.splitlines() if "memory auto" in line]
+    assert "% resident" in line
+    assert "tokens per second; another 2.00 GiB would bring" in line
+    calibration.path().unlink()
+    done = call("run", "-p", "Il mercato", "--max-new-tokens", "3")
+    assert "hotset doctor MODEL --measure" in done.err
+    assert "memory auto" not in call("run", "-p", "Il", "--max-new-tokens", "2", "--memory", "25%").err
+    assert measured.gpu is None
+
+
+def test_doctor_measures_and_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from hotset.analysis.planner import measure_experts, measure_reads, measuring
+    from hotset.cli import doctor_machine
+
+    monkeypatch.setattr(measure_experts, "POOL_BYTES", 1 << 20)
+    monkeypatch.setattr(measure_reads, "SAMPLE_BYTES", 16 << 20)
+    monkeypatch.setattr(measure_reads, "_BESIDE", ("bfloat16", MATRICES))
+    monkeypatch.setattr(measuring, "SHAPES", ())
+    monkeypatch.setattr(measuring, "SPECS", {"bfloat16": "dense"})
+    monkeypatch.setattr(measuring, "THOROUGH", measuring.Effort(0.01, 2))
+    monkeypatch.setattr(measuring, "QUICK", measuring.Effort(0.01, 2))
+    monkeypatch.setattr(doctor_machine, "SECONDS_EACH", 0.01)
+    first = call("plan", "--like", "it", "--ram", "1GiB")
+    assert "note: this machine was not measured yet" in first.err
+    assert calibration.load() is None
+    monkeypatch.setattr("hotset.cli.doctor_measure.BUSY_CORES", -9.0)
+    done = call("doctor", reference.path(), "--measure")
+    assert "measure again when they are done" in done.err
+    assert done.code == 0, done
+    assert "Measured" in done.out
+    kept = calibration.load()
+    assert kept is not None
+    assert kept.curve(reference.trace("it").shape) is not None
+    assert {point.matrices for point in kept.experts} == {MATRICES}
+    assert str(tmp_path / "xdg") in done.out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ((*SHAPE, "--ram", "10MiB", "--memory-bandwidth", "50GB/s"), "does not fit in any precision: the least"),
+        (("./here", *SHAPE), "exclude each other"),
+        ((*ELSEWHERE, "--like", "it", "--trace", "reference:it"), "--trace and --like exclude each other"),
+        ((*ELSEWHERE, "--like", "klingon"), '--like knows no "klingon"'),
+        ((*ELSEWHERE, "--trace", "reference:it"), "give a trace of this model"),
+        ((*ELSEWHERE, "--target", "fast"), 'cannot read the target "fast"'),
+        ((*ELSEWHERE, "--more", "lots"), "cannot read the size"),
+        ((*ELSEWHERE, "--link", "25GB/s"), "--link is between RAM and a GPU"),
+        ((*ELSEWHERE, "--plot", "plan.bmp"), "must end in .png"),
+        (("--shape", "layers=4"), "--shape lacks experts"),
+        (("./nowhere", "--ram", "1GiB", "--memory-bandwidth", "50GB/s"), "there is no folder ./nowhere"),
+    ],
+)
+def test_impossible_input_is_one_line(words: tuple[str, ...], match: str) -> None:
+    assert match in call("plan", *words).error
+
+
+def test_a_gpu_that_is_not_here_needs_rates(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.cli.plan_sources.gpu_here", lambda: None)
+    assert "give --memory-bandwidth and --link" in call("plan", *SHAPE, "--gpu", "8GiB").error
+    assert measured.gpu is None
+
+
+def test_doctor_says_what_to_expect_of_a_model(measured: Calibration) -> None:
+    model = reference.path()
+    found = json.loads(call("doctor", model, "--json").out)["model"]
+    speed = found["tokens_per_s"]
+    # All experts fit: a token takes the rest of each layer and eight products of 10 us.
+    assert found["fits"]
+    assert 0 < speed["low"] < speed["expected"] < speed["high"] < 1 / (8 * measured.cpu.layer_s)
+    told = call("doctor", model)
+    assert f"{speed['low']:.3g} to {speed['high']:.3g} tokens per second with --memory auto" in " ".join(
+        told.out.split()
+    )
+
+
+def test_doctor_says_how_to_have_that_measured() -> None:
+    told = call("doctor", reference.path())
+    assert "hotset doctor MODEL --measure measures this machine" in " ".join(told.out.split())

@@ -1,0 +1,139 @@
+"""`hotset prune` and `hotset compare` as they are typed: one document, one line where the input is at fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from calls import call
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from hotset import reference  # noqa: E402
+from hotset.models import windows  # noqa: E402
+from hotset.models.quality import Distances  # noqa: E402
+
+MODEL = reference.path()
+SMALL = ("--memory", "50%", "--device", "cpu")
+
+
+def text(domain: str, path: Path) -> Path:
+    prompts = reference.workload(domain).prompts[:8]
+    path.write_text("\n\n".join(one.text for one in prompts), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def german(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text("de", tmp_path_factory.mktemp("texts") / "german.txt")
+
+
+@pytest.fixture(scope="module")
+def pruned(german: Path) -> Path:
+    """Pruned by a text, with its saliency beside it."""
+    out, saved = german.with_name("pruned"), german.with_name("saliency.safetensors")
+    words = ("--keep", "75%", "--text", german, "--tokens", "512", "--save-saliency", saved, "-o", out, "--json")
+    ended = call("prune", MODEL, *words, *SMALL)
+    document = json.loads(ended.out)
+    assert (ended.code, document["experts"], document["keep"], document["by"]) == (0, 64, 48, "reap")
+    assert document["lossy"].startswith("lossy: 16 of 64 experts")
+    assert any("fewer than 30 tokens" in line for line in document["notes"])
+    assert "fewer than 30 tokens" in ended.err
+    kept = [set(layer) for layer in document["kept"]]
+    assert all(expert in kept[layer] for layer, expert in document["super_experts"])
+    return out
+
+
+def test_pruned_again_by_what_was_recorded(pruned: Path, tmp_path: Path) -> None:
+    saved = pruned.with_name("saliency.safetensors")
+    ended = call("prune", MODEL, "--keep", "32", "--by", "msan", "--saliency", saved, "-o", tmp_path / "out")
+    assert ended.code == 0
+    assert "32 of 64 experts of 8 layers kept by msan" in ended.out
+    assert "lossy: 32 of 64 experts" in ended.out
+    assert call("prune", MODEL, "--keep", "75%", "--saliency", saved, "-o", tmp_path / "same").code == 0
+    first, same = (json.loads((folder / "hotset_prune.json").read_text()) for folder in (pruned, tmp_path / "same"))
+    assert first["kept"] == same["kept"]
+
+
+def test_pruned_by_prompts_and_answers(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Il mercato del\nDer Markt\n")
+    words = ("--prompts", prompts, "--max-new-tokens", "2", "--by", "gate", "--keep", "50%", "-o", tmp_path / "out")
+    document = json.loads(call("prune", MODEL, *words, *SMALL, "--json").out)
+    assert document["keep"] == 32
+    assert "2 prompts" in json.loads((tmp_path / "out" / "hotset_prune.json").read_text())["text"]
+
+
+def test_both_models_are_compared(pruned: Path, german: Path, stock: torch.nn.Module) -> None:
+    italian = text("it", german.with_name("italian.txt"))
+    words = ("compare", MODEL, pruned, "--text", german, "--text", italian, *SMALL)
+    ended = call(*words, "--json")
+    found = json.loads(ended.out)
+    assert set(found["parts"]) == {"german.txt", "italian.txt"}
+    assert found["tokens"] == sum(part["tokens"] for part in found["parts"].values())
+    assert 0 < found["kl_mean"] < found["kl_p99"]
+    assert 0.5 < found["same_top"] < 1
+    assert found["other_perplexity"] > found["perplexity"]
+    assert "is the text that the experts were chosen by" in ended.err
+    lines = call(*words).out.splitlines()
+    assert len(lines) == 3
+    assert lines[2].startswith("all texts: perplexity ")
+
+
+def test_analyze_compares_as_compare_does(pruned: Path, german: Path) -> None:
+    words = (MODEL, pruned, "--text", german, *SMALL, "--json")
+    found, other = (json.loads(call(*name, *words).out) for name in (("compare",), ("analyze", "--compare")))
+    assert found == other
+    assert "--compare takes two models" in call("analyze", "--compare", MODEL, "--text", german).error
+    assert "--compare takes two models" in call("analyze", MODEL, pruned, "--text", german).error
+
+
+def test_what_is_compared_is_what_stock_computes(pruned: Path, german: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from hotset.analysis.compare import compare
+    from hotset.generation.text_model import load_tokenizer
+    from hotset.generation.texts import text_of_file
+    from hotset.options import RunOptions
+
+    options = RunOptions(device="cpu", memory="50%", dtype="float32")
+    found = compare(str(MODEL), str(pruned), [german], options, most_tokens=512)
+    given = text_of_file(german, load_tokenizer(str(MODEL)), 512)
+    logits = [
+        windows.logits_of(AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval(), given.windows)
+        for place in (MODEL, pruned)
+    ]
+    ids = [torch.tensor(window.ids) for window in given.windows]
+    expected = Distances.joined([Distances.between(*row) for row in zip(*logits, ids, strict=True)]).summary()
+    expected["other_perplexity"] = expected.pop("packed_perplexity")
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=2e-3)
+
+
+def test_wrong_words_are_one_line(pruned: Path, german: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    keep = ("--keep", "75%", "-o", out)
+    wrong = [
+        (("prune", MODEL, *keep), "say what the experts are judged by"),
+        (("prune", MODEL, "--keep", "5%", "-o", out, "--text", german), "this model needs 8"),
+        (("prune", MODEL, *keep, "--by", "luck", "--text", german), "experts are judged by frequency"),
+        (("prune", MODEL, *keep, "--profile", "chat"), "use --by frequency, or --text FILE"),
+        (("prune", MODEL, *keep, "--by", "frequency", "--profile", tmp_path / "none.safetensors"), "cannot read"),
+        (("prune", MODEL, *keep, "--saliency", german), "holds no saliency"),
+        (("prune", MODEL, *keep, "--text", tmp_path / "none.txt"), "cannot read"),
+        (("prune", MODEL, *keep, "--text", german, "--prompts", german), "not both"),
+        (("prune", MODEL, "--keep", "75%", "-o", pruned, "--text", german), "exists: choose another name"),
+        (("prune", tmp_path / "none", *keep, "--text", german), "there is no folder"),
+        (("prune", MODEL, *keep, "--text", german, "--save-saliency", tmp_path / "no" / "file"), "there is no folder"),
+        (("prune", pruned, *keep, "--saliency", pruned.with_name("saliency.safetensors")), "this one has 8 x 48"),
+        (("compare", MODEL, pruned), "--text FILE"),
+        (("compare", MODEL, tmp_path / "none", "--text", german), "there is no folder"),
+        (("compare", MODEL, pruned, "--text", tmp_path / "none.txt"), "cannot read"),
+    ]
+    for words, why in wrong:
+        assert why in call(*words).error, words
+        assert not out.exists()
+    ended = call("prune", MODEL, "-o", out)
+    assert ended.code == 2
+    assert "--keep" in ended.err
