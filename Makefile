@@ -17,10 +17,17 @@ $(STAMP): pyproject.toml constraints.txt
 		|| (echo "hotset needs Python 3.11 to 3.13; set PYTHON=/path/to/python3.12" && exit 2)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/hotset compile
 	@touch $(STAMP)
 
+# A model with a quarter of its experts in memory, then what other policies would have hit on the same routing.
 demo: $(STAMP)
-	$(BIN)/python -m hotset.cli.demo
+	@traces=$$(mktemp -d); trap 'rm -rf "$$traces"' EXIT; set -ex; PATH="$(BIN):$$PATH"; \
+	hotset run --greedy --memory 25% --max-new-tokens 96 --trace "$$traces/italian.safetensors" \
+		-p "La stampante non risponde. Prima di chiamare l'assistenza, l'utente deve"; \
+	hotset run --greedy --memory 25% --max-new-tokens 96 --trace "$$traces/c.safetensors" \
+		-p "/* Return the number of words in a string. */ int count_words(const char *text) {"; \
+	hotset simulate "$$traces/italian.safetensors" "$$traces/c.safetensors" -p lru -p blend -b 25% --fit 0
 
 # Processes side by side, one thread each: threads of several processes would spin against each other.
 test: $(STAMP) lint
@@ -39,12 +46,11 @@ test-long: test
 # All tests that need a GPU, files side by side in processes; the result is committed. It takes the environment's own
 # torch where there is no .venv: RUNS=3 runs everything three times, as every change of what runs on a GPU has to.
 gpu-test:
-	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu/run.py --runs $(RUNS)
+	PYTHONPATH=src$(if $(PYTHONPATH),:$(PYTHONPATH)) $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu/run.py --runs $(RUNS)
 
 # The table of all options in the documents.
 options-page: $(STAMP)
-	$(BIN)/python -c "from hotset.generation.sampling import Sampling; from hotset.options import RunOptions; \
-		from hotset.options.table import options_page; print(options_page(RunOptions, Sampling), end='')" > docs/reference/options.md
+	$(BIN)/python tests/support/options_page.py > docs/reference/options.md
 
 # Every family of the newest and of the oldest supported transformers against stock.
 families: $(STAMP) $(OLDEST)/.ready

@@ -1,8 +1,8 @@
-"""What guesses could bring at best on a GPU: a model of the timeline of decode steps, layer by layer.
+"""What predictions could bring at best on a GPU: a model of the timeline of decode steps, layer by layer.
 
-The link copies what an event misses, then guesses for the next layers, the nearest first, until the next event is
+The link copies what an event misses, then predictions for the next layers, the nearest first, until the next event is
 planned. Misses are those of the cache on the routing of benchmarks/gpu_decode.py; the resident step and the link's
-speed are taken from its results. Guesses are right as often as is said, and else name any expert.
+speed are taken from its results. Predictions are right as often as is said, and else name any expert.
 
 python benchmarks/ahead_model.py
 """
@@ -29,7 +29,7 @@ WARM, TOKENS = 140, 120
 BEFORE = 0.57
 """The share of a layer's time that lies before its routing is known: attention, norms and the router."""
 PLAN_US, LOOK_US, LATE = 12.0, 25.0, 0.6
-"""From the routing to the first copy; to the first guess; and the share of the rest that waits for what is missing."""
+"""From the routing to the first copy; to the first prediction; and the share of the rest that waits for misses."""
 RIGHT = ((), (1.0,), (1.0, 1.0), (1.0, 1.0, 1.0), (0.9,), (0.9, 0.85), (0.9, 0.85, 0.8))
 
 
@@ -93,7 +93,7 @@ def _queue(run: Pass, layer: int, right: Sequence[float], came: Any, rng: np.ran
 
 
 def measure(name: str, trace: Trace) -> dict[str, Any]:
-    """All kinds of guesses on one shape, half and a quarter resident."""
+    """All kinds of predictions on one shape, half and a quarter resident."""
     known = json.loads((RESULTS / f"gpu_decode_{name}.json").read_text())
     resident_ms, rows = known["rows"][0]["ms_per_token"], []
     copy_us = known["expert_bytes"] / known["link_gb_per_s"] / 1e3

@@ -15,6 +15,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from hotset.engine.host.forecasting import ForecastPredictor
 from hotset.forecasts import parse as parse_forecast
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
+from hotset.models.routers import Routers
 from hotset.prefetch import PrefetchTrial, prefetch_rows
 from hotset.trace import Trace
 
@@ -92,7 +94,7 @@ class Trial:
         self.undo = graphs.install()
         self.decoder = StaticDecoder(bench.model, trace)
         if guess:
-            routers = self.handle.find_routers()
+            routers = Routers.of(bench.model, self.handle.moe_layers)
             assert routers is not None  # noqa: S101 - both shapes have plain routers
             self.forced = ForcedGuesses(routers, trace, self.decoder.routing, RIGHT)
             payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
@@ -114,7 +116,10 @@ class Trial:
         """What was measured, and the same by the host, going on from there."""
         self.decoder.step(WARM if self.share < 1 else 20)
         self.handle.reset_stats()
-        runs = [self.decoder.ms(TIMED) for _ in range(RUNS)]
+        runs, loaded = [], [0]
+        for _ in range(RUNS):
+            runs.append(self.decoder.ms(TIMED))
+            loaded.append(self.handle.stats()["loaded_bytes"])
         stats = self.handle.stats()
         missed = stats["loaded_bytes"] / (RUNS * TIMED)
         row = {
@@ -123,6 +128,9 @@ class Trial:
             "hit_rate": stats["decode"]["hit_rate"], "missed_mb_per_token": missed / 1e6,
             "stall_ms_per_token": 1e3 * stats["stall_s"] / (RUNS * TIMED),
             "link_floor_ms": missed / link_gb_per_s / 1e6,
+            "link_floor_ms_runs": [
+                (last - first) / TIMED / link_gb_per_s / 1e6 for first, last in pairwise(loaded)
+            ],
             "table_differences": self.engine.device_decode.steps.differences(),
             "guesses": self._guesses(stats), "timeline": self._timeline(link_gb_per_s),
         }  # fmt: skip

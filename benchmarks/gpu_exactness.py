@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 import hotset
 from hotset import reference
-from hotset.engine.device.capture import aside
+from hotset.engine.device.capture import side_stream
 from hotset.models.static_caches import static_cache
 from reference_exactness import DEVICE, agreement, greedy, prompts, stock
 
@@ -74,7 +74,7 @@ class Captured:
         layers = given["past_key_values"].layers
         self.inputs = {name: value.clone() if isinstance(value, Tensor) else value for name, value in given.items()}
         lengths = [layer.cumulative_length.clone() for layer in layers]
-        with aside(torch.device(DEVICE)):
+        with side_stream(torch.device(DEVICE)):
             for _ in range(2):
                 self.model(**self.inputs)
         for layer, length in zip(layers, lengths, strict=True):

@@ -28,7 +28,8 @@ from common import publish
 
 SHAPES = ((1536, 2048), (2048, 768), (5760, 2880), (11264, 256), (256, 5632))
 SPECS = {
-    "int4": "integer",
+    "int4": "integer:short=on",
+    "int4, scales of any digits": "integer",
     "int4, groups of 128, zero points": "integer:group=128,scales=float16,zeros=bytes",
     "int8": "integer:bits=8",
     "mxfp4": "mxfp4",
@@ -105,7 +106,7 @@ def shape_row(outputs: int, inputs: int, threads: int, seconds: float) -> dict[s
         name: packed_call(spec, "bfloat16", outputs, inputs) for name, spec in SPECS.items() if _fits(spec, inputs)
     }
     calls["float32"] = plain_call(outputs, inputs, torch.float32)
-    calls["int4, computed in float32"] = packed_call("integer", "float32", outputs, inputs)
+    calls["int4, computed in float32"] = packed_call(SPECS["int4"], "float32", outputs, inputs)
     if outputs % 16 == 0 and inputs % 128 == 0:
         calls["int4, torch"] = torch_call(outputs, inputs)
     found = alternate(calls, seconds)
@@ -120,7 +121,7 @@ def token_rows(seconds: float) -> list[dict[str, Any]]:
     """Several tokens of one expert: as they lie, by the decoded matrix, and in bfloat16."""
     torch.set_num_threads(1)
     rows, usual = [], packed.FEW_TOKENS
-    for spec in ("integer", "integer:bits=8", "mxfp4"):
+    for spec in (SPECS["int4"], "integer:bits=8", "mxfp4"):
         for tokens in (1, 2, 4, 8, 16, 32):
             call = packed_call(spec, "bfloat16", 1536, 2048, tokens)
 

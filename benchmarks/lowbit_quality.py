@@ -2,7 +2,8 @@
 
 All kinds are compared alike: the experts' matrices are replaced by what they decode to, everything else and all
 arithmetic stay float32, so that the figures are of the codes alone. Calibrated kinds have seen other text of the same
-14 domains. llama.cpp's codes are made by its own code (the `bench` extra: gguf, xllamacpp).
+14 domains. llama.cpp's codes are made by its own code (the `bench` extra: gguf, xllamacpp). Held-out text is cut into
+several texts without a token in common: what they differ by says how far the figures go.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class Texts(NamedTuple):
     sha256: str
 
 
-def texts(windows: int) -> Texts:
+def texts(windows: int, count: int = 1) -> Texts:
     """Held-out and training text of each domain, or the prompts that ship with hotset where there is no corpus."""
     tokenizer = AutoTokenizer.from_pretrained(reference.path())
     source, both = _corpus()
     held_out: dict[str, list[Window]] = {}
     seen: list[Window] = []
     for domain, (other, own) in both.items():
-        held_out[domain] = _windows(tokenizer, domain, own, windows)
+        held_out[domain] = _windows(tokenizer, domain, own, windows * count)
         seen += _windows(tokenizer, domain, other, windows)
     digest = hashlib.sha256(repr(held_out).encode()).hexdigest()
     return Texts(held_out, TokenText("other text of the domains", "", tuple(seen)), source, digest)
@@ -93,6 +94,15 @@ def _windows(tokenizer: Any, domain: str, text: str, count: int) -> list[Window]
     return [Window(domain, tuple(ids[start : start + WINDOW_TOKENS])) for start in starts]
 
 
+def _share(parts: dict[str, list[Distances]], number: int, shares: int) -> list[Distances]:
+    """One of several texts: windows of all domains next to each other."""
+    chosen = []
+    for part in parts.values():
+        size = len(part) // shares
+        chosen += part[number * size : (number + 1) * size]
+    return chosen
+
+
 class Bench:
     """The stock model in float32, whose experts can be replaced and compared with what they were."""
 
@@ -113,15 +123,20 @@ class Bench:
                 for expert, matrix in enumerate(original[name]):
                     getattr(layer, name).data[expert] = change(number, name, expert, matrix)
 
-    def compare(self, domains: list[str] | None = None) -> dict[str, Any]:
-        """The figures of the experts as they are now, over all domains and in each."""
-        parts = {}
+    def compare(self, domains: list[str] | None = None, texts: int = 1) -> dict[str, Any]:
+        """The figures of the experts as they are now, over all domains and in each, and in so many texts."""
+        parts: dict[str, list[Distances]] = {}
         for domain in domains or list(self.held_out):
             windows = self.held_out[domain]
             rows = zip(windows, self._logits[domain], logits_of(self.model, windows), strict=True)
-            parts[domain] = Distances.joined([Distances.between(a, b, torch.tensor(w.ids)) for w, a, b in rows])
-        whole = Distances.joined(list(parts.values())).summary()
-        return whole | {"domains": {domain: part.summary() for domain, part in parts.items()}}
+            parts[domain] = [Distances.between(a, b, torch.tensor(w.ids)) for w, a, b in rows]
+        whole = Distances.joined([one for part in parts.values() for one in part]).summary()
+        found: dict[str, Any] = {
+            "domains": {domain: Distances.joined(part).summary() for domain, part in parts.items()}
+        }
+        if texts > 1:
+            found["texts"] = [Distances.joined(_share(parts, number, texts)).summary() for number in range(texts)]
+        return whole | found
 
     def bits(self, kind: Kind) -> float:
         """The bits of a weight, over all matrices of an expert."""
@@ -215,21 +230,22 @@ def moments_of(text: TokenText) -> Moments:
 def main() -> None:
     """Compare all kinds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=4, help=f"windows of {WINDOW_TOKENS} tokens of each domain")
+    parser.add_argument("--windows", type=int, default=4, help=f"windows of {WINDOW_TOKENS} tokens of a domain's text")
+    parser.add_argument("--texts", type=int, default=3, help="texts of so many windows, without a token in common")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    given = texts(options.windows)
+    given = texts(options.windows, options.texts)
     bench, moments = Bench(given.held_out), moments_of(given.calibration)
     rows = []
     for name, kind in all_kinds().items():
         known: Importance = moments.of if kind.calibrated else lambda *_: None
         bench.replace(lambda layer, part, e, matrix, kind=kind, known=known: kind.code(matrix, known(layer, part, e)))
-        found = bench.compare()
+        found = bench.compare(texts=options.texts)
         rows.append({"kind": name, "bits_per_weight": round(bench.bits(kind), 4)} | found)
         print(
             f"{name:36} {rows[-1]['bits_per_weight']:6.3f} bits  KL {found['kl_mean']:.5f} mean {found['kl_p99']:.4f} "
             f"p99  same top {100 * found['same_top']:.2f} %  perplexity {found['packed_perplexity']:.4f} "
-            f"({found['perplexity']:.4f})",
+            f"({found['perplexity']:.4f})  KL by text {[one['kl_mean'] for one in found.get('texts', [])]}",
             flush=True,
         )
     packages = {"torch": version("torch")}

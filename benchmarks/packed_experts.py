@@ -13,8 +13,8 @@ from hotset.formats import WeightFormat
 from hotset.store import Part, SlotLayout
 
 SHORT = {
-    "dense": "dense", "mxfp4": "mxfp4", "nvfp4": "nvfp4:matrices=2", "fp8": "fp8", "int4": "integer",
-    "int8": "integer:bits=8", "int4z": "integer:zeros=bytes,group=128,scales=float16",
+    "dense": "dense", "mxfp4": "mxfp4", "nvfp4": "nvfp4:matrices=2", "fp8": "fp8", "int4": "integer:short=on",
+    "int8": "integer:bits=8", "int4w": "integer", "int4z": "integer:zeros=bytes,group=128,scales=float16",
 }  # fmt: skip
 """What the benchmarks call formats: those that hotset makes, and the usual ones of checkpoints."""
 
@@ -68,6 +68,8 @@ def random_part(
     options: Any = chosen
     if role == "codes":
         return integers(0, 256)
+    if chosen.name == "gguf":  # bytes that are no large float16 wherever they lie
+        return integers(0, 0x20)
     if role == "values":  # E4M3 of both signs, the largest and what is no number apart
         return integers(0, 0x60) + 128 * integers(0, 2)
     if role == "zeros":

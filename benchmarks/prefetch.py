@@ -1,4 +1,4 @@
-"""Fetching ahead on a live engine: the inflated reference model, free-running, and what the simulator says of it.
+"""Prefetch on a live engine: the inflated reference model, free-running, and what the simulator says of it.
 
 Off, gate, best, auto and an oracle take turns in one process, at three cache sizes. The oracle knows what a recorded
 run routed. The simulator gets that recording, the link's measured speed and the measured time of a pass without stalls.

@@ -39,12 +39,15 @@ def score(state: LruTwoState, table: Any, event: EventView, layer: int, expert: 
 
 @dataclass(frozen=True, kw_only=True)
 class LruTwo(Policy, name="lru2", observe=observe, score=score):
-    """LRU-K with K = 2 (O'Neil 1993). As a file of `hotset/policies` it would be found by its name."""
+    """LRU-K with K = 2 (O'Neil 1993)."""
 
     def start(self, shape: hotset.ModelShape) -> LruTwoState:
         """Nothing was ever used."""
         grid = (shape.layers, shape.experts)
         return LruTwoState(np.zeros(grid), np.zeros(grid))
+
+
+POLICY = LruTwo  # for hotset simulate TRACE -p examples/own_policy.py
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ def main() -> None:
         options.model, memory=options.memory, policy=options.policy, device="cpu", threads=options.readers
     )
     load_s = time.perf_counter() - began
+    for ids in prompts(options) if options.warm else ():
+        greedy(model, ids, options.warm)
     requests = [greedy(model, ids, options.tokens) for ids in prompts(options)]
     stats = model.hotset.stats()
     chosen = ("slots", "resident_bytes", "hit_rate", "stall_share", "stall_s", "experts_s", "pass_s", "loaded_bytes")

@@ -63,6 +63,8 @@ def main() -> None:
     began = time.perf_counter()
     server = llama.Server(parameters(options))
     load_s = time.perf_counter() - began
+    for ids in prompts(options) if options.warm else ():
+        answer(server, ids, options.warm)
     requests = [answer(server, ids, options.tokens) for ids in prompts(options)]
     finish("llama.cpp", options, load_s, requests, versions=[version("xllamacpp")])
 

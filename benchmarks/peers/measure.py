@@ -32,6 +32,9 @@ def flags(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=48, help="new tokens per prompt")
     parser.add_argument("--prompts", type=int, default=2, help="how many prompts of the workload")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--warm", type=int, default=0, help="tokens of each prompt that are answered before the clock runs"
+    )
     return parser
 
 

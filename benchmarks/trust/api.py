@@ -109,7 +109,7 @@ def sample_trace(rng: random.Random) -> Trace:
         np.arange(tokens, dtype=np.int32),
         draw.integers(0, 2, tokens).astype(np.uint8),
         token_ids=draw.integers(-5, 99, tokens).astype(np.int32) if rng.random() < 0.5 else None,
-        guesses=draw.integers(-1, experts, (tokens, layers, 2, 3)).astype(np.int16) if rng.random() < 0.5 else None,
+        predictions=draw.integers(-1, experts, (tokens, layers, 2, 3)).astype(np.int16) if rng.random() < 0.5 else None,
     )
 
 
@@ -128,7 +128,7 @@ def random_array(rng: random.Random) -> np.ndarray[Any, Any]:
 
 def spoil(rng: random.Random, trace: Trace) -> None:
     """Write something wrong into a trace that was found right."""
-    name = rng.choice(["experts", "request", "step", "phase", "guesses", "token_ids"])
+    name = rng.choice(["experts", "request", "step", "phase", "predictions", "token_ids"])
     array = getattr(trace, name)
     if array is not None:
         place = tuple(rng.randrange(size) for size in array.shape)

@@ -101,13 +101,13 @@ def case_folder(base: Path, seed: int, case: int) -> Iterator[tuple[Path, str, s
 def call(words: list[str], scratch: Path, told: str = "E poi?\n") -> tuple[int, str, str]:
     """Run the command line in this process with real files as its streams; returns exit code, stdout and stderr."""
     from hotset.cli.app import app
-    from hotset.cli.ending import end_well
+    from hotset.cli.ending import run_and_report
 
     paths = [scratch / name for name in ("stdin", "stdout", "stderr")]
     paths[0].write_text(told)
     with _streams(paths):
         try:
-            code = end_well(lambda: app(words, standalone_mode=False, prog_name="hotset"))
+            code = run_and_report(lambda: app(words, standalone_mode=False, prog_name="hotset"))
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 1
     return code, *(path.read_bytes().decode("utf-8", "replace") for path in paths[1:])

@@ -24,7 +24,16 @@ TESTS = HERE.parents[1] / "tests"
 sys.path[:0] = [str(HERE), *(str(TESTS / name) for name in ("trace", "profile", "store"))]
 
 from children import run  # noqa: E402
-from foreign_traces import csv_text, json_rows, json_text, write_npz  # noqa: E402
+from foreign_traces import (  # noqa: E402
+    csv_text,
+    json_rows,
+    json_text,
+    llama_text,
+    token_text,
+    vllm_responses,
+    write_npz,
+    write_sglang,
+)
 from profile_samples import full_profile  # noqa: E402
 from store_samples import forge, write_pack  # noqa: E402
 from trace_samples import make_trace  # noqa: E402
@@ -48,6 +57,9 @@ WORDS = ("", "x", "pool", "U8", "F64", "BF16", "../up", "\x1b[31m", "\ud800", "Ã
 OTHERS = (None, True, [], {}, [[]], {"a": {}}, [None], [1, 2, 3], float("nan"), float("inf"))
 
 
+ROWS: dict[str, Callable[[Trace], str]] = {"llama_csv": llama_text, "token_csv": token_text}
+
+
 def sample(kind: str, folder: Path) -> Path:
     """A sound file of a kind."""
     path, trace = folder / f"a.{kind}", make_trace()
@@ -60,6 +72,12 @@ def sample(kind: str, folder: Path) -> Path:
         path.write_text(csv_text(trace))
     elif kind == "jsonl":
         path.write_text(json_text([{"hotset": {"layers": 3, "experts": 8, "top_k": 2}}, *json_rows(trace)]))
+    elif kind == "vllm":
+        path.write_text(json_text([*vllm_responses(trace), *vllm_responses(trace, encoded=True)]))
+    elif kind == "sglang":
+        write_sglang(path, trace)
+    elif kind in ROWS:
+        path.write_text(ROWS[kind](trace))
     elif kind in ("profile", "header"):
         full_profile().save(path)
     elif kind == "pack":
@@ -90,6 +108,10 @@ READERS: dict[str, Callable[[Path], object]] = {
     "npz": lambda path: use_trace(import_trace(path, kind="npz")),
     "csv": lambda path: use_trace(import_trace(path, kind="csv")),
     "jsonl": lambda path: use_trace(import_trace(path, kind="jsonl")),
+    **{
+        kind: lambda path, kind=kind: use_trace(import_trace(path, kind=kind))
+        for kind in ("vllm", "sglang", "llama_csv", "token_csv")
+    },
     "profile": use_profile,
     "header": read_header,
     "pack": lambda path: open_packed(path.parent),
@@ -186,7 +208,7 @@ def mutated(kind: str, path: Path, rng: random.Random) -> None:
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         if structured and kind in ("trace", "profile", "header"):
             data = change_header(originals(kind), rng)
-        elif structured and kind in ("csv", "jsonl"):
+        elif structured and kind in ("csv", "jsonl", "vllm", *ROWS):
             data = change_lines(originals(kind), rng)
         elif structured and kind in ("pack", "prompts"):
             data = json.dumps(change_document(json.loads(originals(kind)), rng)).encode()

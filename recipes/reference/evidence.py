@@ -266,12 +266,12 @@ def _unrelated(used: Floats, request: npt.NDArray[np.int32], top_k: int) -> floa
 
 
 def look_ahead(traces: Traces) -> dict[str, Any]:
-    """Share of the true experts among those guessed some layers earlier, over the tokens of all domains."""
+    """Share of the true experts among those predicted some layers earlier, over the tokens of all domains."""
     found: dict[str, Any] = {}
     for phase in (Phase.DECODE, Phase.PREFILL):
         recalls = {name: _recall(trace, phase) for name, trace in traces.items()}
         pooled = np.concatenate(list(recalls.values()))  # [tokens, layers, distances]
-        by_layer = pooled.mean(0).T  # [distances, layers], not a number where no guess can be made
+        by_layer = pooled.mean(0).T  # [distances, layers], not a number where no prediction can be made
         found[phase.name.lower()] = {
             "by_distance": _round(np.nanmean(by_layer, axis=1)),
             "by_distance_and_layer": [[None if math.isnan(x) else _round(x) for x in row] for row in by_layer],
@@ -282,15 +282,15 @@ def look_ahead(traces: Traces) -> dict[str, Any]:
 
 
 def _recall(trace: Trace, phase: Phase) -> Floats:
-    assert trace.guesses is not None  # noqa: S101 - the shipped traces have them
+    assert trace.predictions is not None  # noqa: S101 - the shipped traces have them
     rows = trace.phase == phase
-    guesses, experts = trace.guesses[rows], trace.experts[rows]
-    right = (guesses[..., :, None] == experts[:, :, None, None, :]).any(-2).mean(-1)
-    return np.where((guesses >= 0).any(-1), right, np.nan)
+    predictions, experts = trace.predictions[rows], trace.experts[rows]
+    right = (predictions[..., :, None] == experts[:, :, None, None, :]).any(-2).mean(-1)
+    return np.where((predictions >= 0).any(-1), right, np.nan)
 
 
 def _most_used(traces: Traces) -> dict[str, float]:
-    """The same share when the guess is always the domain's most used experts of the layer, as counted here."""
+    """The same share when the prediction is always the domain's most used experts of the layer, as counted here."""
     found = {}
     for phase in (Phase.DECODE, Phase.PREFILL):
         rates = []

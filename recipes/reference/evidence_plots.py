@@ -180,11 +180,11 @@ def _look_ahead(found: dict[str, Any], chance: float) -> Any:
         ax.set_title(phase)
         ax.set_ylim(0, 100)
         ax.set_xlim(0.7, 7.3)
-        ax.set_xlabel("layer guessed")
+        ax.set_xlabel("layer predicted")
         ax.set_xticks(range(1, len(own["by_distance_and_layer"][0])))
         ax.grid(axis="y", color=PALE, linewidth=0.6)
         ax.set_axisbelow(True)
-    axes[0].set_ylabel("true experts among the 8 guessed (%)")
+    axes[0].set_ylabel("true experts among the 8 predicted (%)")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
     return figure

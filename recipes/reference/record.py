@@ -1,4 +1,4 @@
-"""Runs every workload through the model and records its routing, with guesses of layers ahead.
+"""Runs every workload through the model and records its routing, with predictions of layers ahead.
 
 python record.py            all workloads
 python record.py it c       some of them
@@ -45,9 +45,9 @@ class Recorder:
             for distance in range(1, DISTANCES + 1):
                 if index + distance < len(self.routers):
                     ahead = self.routers[index + distance].forward(inputs[0])[2]
-                    self.guesses[:, index + distance, distance - 1] = ahead.numpy()
+                    self.predictions[:, index + distance, distance - 1] = ahead.numpy()
             if index == len(self.routers) - 1:
-                self.rows.append((self.experts, self.weights, self.guesses))
+                self.rows.append((self.experts, self.weights, self.predictions))
 
         return note
 
@@ -55,7 +55,7 @@ class Recorder:
         layers, top_k = len(self.routers), self.routers[0].top_k
         self.experts = np.full((tokens, layers, top_k), -1, np.int16)
         self.weights = np.zeros((tokens, layers, top_k), np.float16)
-        self.guesses = np.full((tokens, layers, DISTANCES, top_k), -1, np.int16)
+        self.predictions = np.full((tokens, layers, DISTANCES, top_k), -1, np.int16)
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def record(name: str, model: Any, tokenizer: Any, recorder: Recorder) -> Trace:
         step += [passes] * len(ids) + list(range(passes + 1, passes + 1 + len(fed)))
         passes += 1 + len(fed)
         labels.append({"domain": prompt.domain, "session": f"{name}-{prompt.session}"})
-    experts, weights, guesses = (np.concatenate(column) for column in zip(*recorder.rows, strict=True))
+    experts, weights, predictions = (np.concatenate(column) for column in zip(*recorder.rows, strict=True))
     return Trace(
         shape=shape_of(model),
         experts=experts,
@@ -97,7 +97,7 @@ def record(name: str, model: Any, tokenizer: Any, recorder: Recorder) -> Trace:
         phase=np.array(phase, np.uint8),
         weights=weights,
         token_ids=np.array(token_ids, np.int32),
-        guesses=guesses,
+        predictions=predictions,
         labels=tuple(labels),
         meta={"model": "hotset reference model", "source": f"recipes/reference/record.py {name}"},
     )

@@ -1,0 +1,133 @@
+"""The first hour in four roles, as recorded terminals: what is typed, what is seen, and how long one waits.
+
+Each command runs at a terminal of its own (a pty of 100 columns), in a scratch folder with no compiled code, no
+profiles and no models but a copy of the reference model whose authors want its tokens drawn. Lines are typed when a
+prompt shows. `waited_s` is from the start to the first line of the answer, or of anything; `whole_s` to the end.
+
+python benchmarks/first_hour.py --name after [--tree CHECKOUT --name before]      Linux
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from hotset import reference
+
+from common import ROOT, publish
+
+ASK = 'run --memory 25% --max-new-tokens 24 -p "La stampante non risponde. Prima di chiamare"'
+PASTE = b"\x1b[200~def f(x):\r    return x\r\rprint(f(1))\x1b[201~\n"
+ROLES: dict[str, list[tuple[str, list[bytes]]]] = {
+    "llama.cpp user": [
+        ('run --memory 25 --max-new-tokens 24 -p "La stampante non risponde"', [b"%\n"]),
+        (ASK, []),
+        (ASK, []),
+        (f"{ASK} --top-k 20 --min-p 0.05 --seed 1", []),
+        ("chat --memory 25% --max-new-tokens 12", [PASTE, b"half a questi", b"\x03", b"/reset\n", b"/bye\n", b"\x04"]),
+    ],
+    "transformers power user": [
+        ('run ./drawn --memory 25% --max-new-tokens 16 -p "Il mare"', []),
+        ('run ./drawn --memory 25% --max-new-tokens 16 -p "Il mare" --greedy --system "Rispondi in breve."', []),
+        ("models", []),
+        ('run drawn --memory 25% --max-new-tokens 8 -p "Il mare"', []),
+    ],
+    "researcher": [
+        ("simulate reference:it -p lru -p blend -b 25", [b"%\n"]),
+        ("trace record --prompts reference:it --limit 2 --max-new-tokens 8 --memory 25% -o it.safetensors", []),
+    ],
+    "operator": [
+        ('run --process-memory 1GiB --max-new-tokens 8 -q --log-file log.jsonl --log-json -p "Ciao"', []),
+        ('run --process-memory 200MiB --max-new-tokens 8 -p "Ciao"', []),
+        ("compile", []),
+    ],
+}
+PROMPTS = re.compile(r"(\A|\n)[^\n]*(> |: )\Z")
+CANCEL_TIMEOUT_S = 240.0
+
+
+def play(words: str, typed: list[bytes], tree: Path, folder: Path) -> dict[str, Any]:
+    """One command at a terminal."""
+    began_s = time.perf_counter()
+    child, screen = pty.fork()
+    if not child:
+        os.chdir(folder)
+        os.environ.update(
+            TERM="xterm", COLUMNS="100", LINES="30", PYTHONPATH=str(tree / "src"), OMP_NUM_THREADS="1",
+            NUMBA_CACHE_DIR=str(folder / "compiled"), XDG_DATA_HOME=str(folder / "data"), HF_HOME=str(folder / "hf"),
+            TMPDIR=str(folder / "tmp"),
+        )  # fmt: skip
+        line = [sys.executable, "-W", "ignore", "-m", "hotset", *_split(words)]
+        os.execv(sys.executable, line)  # noqa: S606
+    text, waited_s, left = "", None, list(typed)
+    while time.perf_counter() - began_s < CANCEL_TIMEOUT_S:
+        if select.select([screen], [], [], 1.5)[0]:
+            try:
+                data = os.read(screen, 1 << 16)
+            except OSError:
+                break
+            text += data.decode(errors="replace")
+            waited_s = waited_s or time.perf_counter() - began_s
+        elif left and (PROMPTS.search(seen(text)) or (left[0] == b"\x03" and seen(text).endswith("questi"))):
+            os.write(screen, _as_sent(left.pop(0), text))
+    os.close(screen)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    whole_s = time.perf_counter() - began_s
+    return {
+        "typed": f"hotset {words}", "seen": seen(text), "exit_code": code,
+        "waited_s": round(waited_s or whole_s, 1), "whole_s": round(whole_s, 1),
+    }  # fmt: skip
+
+
+def _as_sent(typed: bytes, text: str) -> bytes:
+    """What a terminal sends: pasted text is marked only where the program has asked for that."""
+    asked = text.rfind("\x1b[?2004h") > text.rfind("\x1b[?2004l")
+    return typed if asked else re.sub(rb"\x1b\[20[01]~", b"", typed)
+
+
+def _split(words: str) -> list[str]:
+    import shlex
+
+    return shlex.split(words)
+
+
+def seen(text: str) -> str:
+    """The screen without what only steers it; of lines that were drawn again, the last."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r\n", "\n")
+    return "\n".join(line.rpartition("\r")[2] for line in text.split("\n"))
+
+
+def main() -> None:
+    """Play all roles, print the terminals, and publish."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tree", type=Path, default=ROOT)
+    parser.add_argument("--name", default="after")
+    options = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory(prefix="hotset-hour-") as scratch:
+        folder = Path(scratch)
+        (folder / "tmp").mkdir()
+        shutil.copytree(reference.path(), folder / "drawn")
+        config = folder / "drawn" / "generation_config.json"
+        drawn = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
+        config.write_text(json.dumps(json.loads(config.read_text()) | drawn))
+        for role, commands in ROLES.items():
+            for words, typed in commands:
+                found.setdefault(role, []).append(play(words, typed, options.tree.resolve(), folder))
+                shown = found[role][-1]
+                print(f"## {role} $ {shown['typed']}\n{shown['seen']}\n({shown['waited_s']} s, {shown['whole_s']} s)")
+    publish(f"first_hour_{options.name}", {"roles": found})
+
+
+if __name__ == "__main__":
+    main()
