@@ -32,7 +32,7 @@ def covered(tmp_path: Path) -> ModuleType:
 
 
 def write(covered: Any, **changes: Any) -> None:
-    fine = {"digest": covered.digest(), "failed": 0, "clean_runs_in_a_row": 3}
+    fine = {"tested": covered.digests(), "failed": 0, "clean_runs_in_a_row": 3}
     covered.RESULT.write_text(json.dumps(fine | changes))
 
 
@@ -43,10 +43,13 @@ def test_a_result_of_today_is_fine_and_one_of_other_sources_is_not(covered: Any,
     (tmp_path / "src/hotset/cli/b.py").write_text("x = 2\n")  # runs on no GPU
     assert covered.complaint() is None
     (tmp_path / "src/hotset/engine/a.py").write_text("x = 2\n")
-    assert "has changed" in covered.complaint()
+    assert "src/hotset/engine/a.py changed since" in covered.complaint()
     write(covered)
     (tmp_path / "src/hotset/engine/a.py").rename(tmp_path / "src/hotset/engine/c.py")
-    assert "has changed" in covered.complaint()
+    assert "src/hotset/engine/a.py, src/hotset/engine/c.py changed since" in covered.complaint()
+    for name in "defg":
+        (tmp_path / f"src/hotset/engine/{name}.py").write_text("x = 2\n")
+    assert "and 3 more changed since" in covered.complaint()
 
 
 @pytest.mark.parametrize("changes", [{"failed": 1}, {"clean_runs_in_a_row": 2}])

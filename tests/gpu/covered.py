@@ -1,4 +1,4 @@
-"""What the GPU tests cover, as a digest: `make test` says when the committed result is of other sources."""
+"""What the GPU tests cover, by a digest of each file: `make test` says when the committed result is of others."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ TESTS = (
 CPU_ONLY = {"test_compiled_kernels.py", "test_packed_rows.py", "test_row_bits.py", "test_vector_widths.py"}
 """Files in those folders whose tests run on no GPU."""
 
+_MOST_NAMED = 3
+
 
 def covered_files() -> list[Path]:
     """The sources that decide what runs on a GPU, and the tests of it."""
@@ -43,12 +45,16 @@ def test_files() -> list[Path]:
     return sorted(path for path in found if path.name not in CPU_ONLY)
 
 
-def digest() -> str:
-    """One digest of the code of all covered files: comments and docstrings run on no GPU."""
-    found = hashlib.blake2b(digest_size=16)
-    for path in covered_files():
-        found.update(f"{path.relative_to(ROOT).as_posix()}\n{code_of(path.read_text(encoding='utf-8'))}\n".encode())
-    return found.hexdigest()
+def digests() -> dict[str, str]:
+    """A digest of the code of each covered file: comments and docstrings run on no GPU."""
+    code = {path.relative_to(ROOT).as_posix(): code_of(path.read_text(encoding="utf-8")) for path in covered_files()}
+    return {name: hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for name, text in code.items()}
+
+
+def changed_files(tested: dict[str, str]) -> list[str]:
+    """The covered files that are new, gone, or other than they were when they were tested."""
+    today = digests()
+    return sorted(name for name in {*today, *tested} if today.get(name) != tested.get(name))
 
 
 def code_of(source: str) -> str:
@@ -70,8 +76,9 @@ def complaint() -> str | None:
         result = json.loads(RESULT.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return f"there is no {RESULT.relative_to(ROOT)}"
-    if result["digest"] != digest():
-        return "what runs on a GPU has changed since it was last tested on one"
+    if changed := changed_files(result["tested"]):
+        more = f" and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
+        return f"{', '.join(changed[:_MOST_NAMED])}{more} changed since the last tests on one"
     if result["failed"] or result["clean_runs_in_a_row"] < 3:
         return "the last tests on a GPU were not three runs without a failure"
     return None

@@ -1,4 +1,4 @@
-"""`make gpu-test`: all tests that need a GPU, files side by side in processes; the result is kept with a digest."""
+"""`make gpu-test`: all tests that need a GPU, files side by side in processes; the result is kept with digests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from covered import RESULT, ROOT, digest, test_files
+from covered import RESULT, ROOT, changed_files, digests, test_files
 
 LIMIT_S = 420
 """What one file may take: all of them together have eight minutes."""
@@ -92,7 +92,7 @@ def versions() -> dict[str, str]:
 def earlier_runs(path: Path) -> list[dict[str, Any]]:
     """The runs of a result that is of the same code."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    runs: list[dict[str, Any]] = found["runs"] if found.get("digest") == digest() else []
+    runs: list[dict[str, Any]] = [] if changed_files(found.get("tested", {})) else found["runs"]
     return runs
 
 
@@ -108,10 +108,10 @@ def document_of(runs: list[dict[str, Any]], total: dict[str, int]) -> dict[str, 
     in_a_row = next((i for i, fine in enumerate(reversed(clean)) if not fine), len(clean))
     return {
         "command": "make gpu-test" + (f" RUNS={len(runs)}" if len(runs) > 1 else ""),
-        "digest": digest(),
         "versions": versions(),
         "clean_runs_in_a_row": in_a_row,
         **total,
+        "tested": digests(),
         "runs": runs,
     }
 
