@@ -42,6 +42,7 @@ class SlowTrial:
         self.measured: list[tuple[list[float], list[float]]] = [([], []) for _ in range(rows)]
         self.block: list[tuple[int, list[float], list[float]]] = [(-1, [], []) for _ in range(rows)]
         self.savings: list[list[float]] = [[] for _ in range(rows)]
+        self.margin = np.inf  # of the closest decision: at a tie the last digit decides
 
     def is_off(self, row: int, number: int) -> bool:
         return number < self.off_until[row] or number < self.off_until[-1]
@@ -95,7 +96,9 @@ class SlowTrial:
         if len(self.savings[row]) < 8:
             return 0.0
         mean, doubt = mean_and_doubt(self.savings[row])
-        return mean / max(doubt, 1e-12)
+        evidence = mean / max(doubt, 1e-12)
+        self.margin = min(self.margin, *(abs(evidence - limit) for limit in (-LOSS, LIKELY, GAIN)))
+        return evidence
 
     def switch_off(self, row: int, number: int) -> None:
         self.off_until[row] = number + 1 + self.pauses[row]
