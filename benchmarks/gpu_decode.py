@@ -24,7 +24,7 @@ import torch
 
 from gpu_engine import Bench, accelerate_ms, routing_of
 from gpu_free import free_running
-from gpu_static import ForcedGuesses, StaticDecoder
+from gpu_static import ForcedPredictions, StaticDecoder
 from gpu_timeline import STEPS, timeline
 from hotset import policies
 from hotset.cache.controller import Controller
@@ -47,7 +47,7 @@ RUNS = 3
 ROWS = ("1.0", "0.5", "0.5p", "0.25", "0.25p")
 """Shares of the experts that are resident; with a p: with prefetch."""
 RIGHT = (0.9, 0.85)
-"""How often a guess one and two layers ahead names the right expert."""
+"""How often a prediction one and two layers ahead names the right expert."""
 
 
 def stock_compiled_ms(shape: Shape, trace: Trace) -> float:
@@ -71,19 +71,19 @@ def free() -> None:
 
 
 class Trial:
-    """One engine at one size, with or without guesses; ends with the block."""
+    """One engine at one size, with or without prefetch; ends with the block."""
 
-    def __init__(self, bench: Bench, share: float, trace: Trace, *, guess: bool) -> None:
-        self.bench, self.share, self.guess = bench, share, guess
+    def __init__(self, bench: Bench, share: float, trace: Trace, *, prefetch: bool) -> None:
+        self.bench, self.share, self.prefetch = bench, share, prefetch
         shape, device = bench.shape, torch.device("cuda", 0)
-        ahead = prefetch_rows("device", shape) if guess else 0  # the cache gives them up
+        ahead = prefetch_rows("device", shape) if prefetch else 0  # the cache gives them up
         plan = SlotPlan(shape, int(share * shape.total_experts) - ahead, staging=shape.top_k, prefetch_rows=ahead)
         controller = Controller(plan, policies.parse(bench.policy))
         specs = [moe_layer.spec for moe_layer in bench.moe_layers]
         self.engine = gpu_engine(
             controller, bench.catalog, specs, device, bench.host.controller.plan, bench.host.controller.policy,
             tier=bench.host, pinned=True,
-            by_device=True, predict=self._predict if guess else None,
+            by_device=True, predict=self._predict if prefetch else None,
         )  # fmt: skip
         if share == 1.0:
             self._fill()
@@ -93,10 +93,10 @@ class Trial:
         )
         self.undo = graphs.install()
         self.decoder = StaticDecoder(bench.model, trace)
-        if guess:
+        if prefetch:
             routers = Routers.of(bench.model, self.handle.moe_layers)
             assert routers is not None  # noqa: S101 - both shapes have plain routers
-            self.forced = ForcedGuesses(routers, trace, self.decoder.routing, RIGHT)
+            self.forced = ForcedPredictions(routers, trace, self.decoder.routing, RIGHT)
             payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
             self.engine.offload.prefetcher.predictor = ForecastPredictor(
                 parse_forecast("gate"), shape, gate=routers.predict, trial=payoff, slot_of=controller.table.slot_of
@@ -123,7 +123,8 @@ class Trial:
         stats = self.handle.stats()
         missed = stats["loaded_bytes"] / (RUNS * TIMED)
         row = {
-            "share": self.share, "prefetch": "auto" if self.guess else "off", "ms_per_token": statistics.median(runs),
+            "share": self.share, "prefetch": "auto" if self.prefetch else "off",
+            "ms_per_token": statistics.median(runs),
             "ms_runs": runs, "spread": (max(runs) - min(runs)) / statistics.median(runs),
             "hit_rate": stats["decode"]["hit_rate"], "missed_mb_per_token": missed / 1e6,
             "stall_ms_per_token": 1e3 * stats["stall_s"] / (RUNS * TIMED),
@@ -132,14 +133,14 @@ class Trial:
                 (last - first) / TIMED / link_gb_per_s / 1e6 for first, last in pairwise(loaded)
             ],
             "table_differences": self.engine.device_decode.steps.differences(),
-            "guesses": self._guesses(stats), "timeline": self._timeline(link_gb_per_s),
+            "guesses": self._predictions(stats), "timeline": self._timeline(link_gb_per_s),
         }  # fmt: skip
         self.undo()
-        row["by_host_ms_per_token"] = None if self.guess else self.decoder.ms(BY_HOST)
+        row["by_host_ms_per_token"] = None if self.prefetch else self.decoder.ms(BY_HOST)
         return row
 
-    def _guesses(self, stats: dict[str, Any]) -> dict[str, Any] | None:
-        if not self.guess:
+    def _predictions(self, stats: dict[str, Any]) -> dict[str, Any] | None:
+        if not self.prefetch:
             return None
         found = stats["prefetch"]
         sent = found["in_time"] + found["late"] + found["wasted"]
@@ -154,7 +155,7 @@ class Trial:
         found = timeline(self.decoder.step, read, other)
         stats, copies_ms = self.handle.stats(), found["ms_by_class"]["demand copies"]
         found["missed_mb"] = stats["loaded_bytes"] / STEPS / 1e6
-        if self.share < 1 and not self.guess:  # a guess brings part of what is missed
+        if self.share < 1 and not self.prefetch:  # prefetch brings part of what is missed
             found["share_of_link"] = found["missed_mb"] / copies_ms / link_gb_per_s
         return found
 
@@ -198,7 +199,7 @@ def published_shape(
     result["guess_rows"] = prefetch_rows("device", bench.shape)
     print(f"{name} in {weight_format}: {bench.catalog.slot_bytes / 1e6:.2f} MB per expert", flush=True)
     for words in rows:
-        trial = Trial(bench, float(words.rstrip("p")), trace, guess=words.endswith("p"))
+        trial = Trial(bench, float(words.rstrip("p")), trace, prefetch=words.endswith("p"))
         row = trial.row(link)
         result["rows"].append(judged(row, result["rows"]))
         trial.close()
@@ -225,7 +226,7 @@ def show(row: dict[str, Any]) -> None:
     aim = f", aim {row['aim_ms']:.2f}" if "aim_ms" in row else ""
     if row.get("over_demand_only"):
         aim += f", {row['over_demand_only']:.3f} of demand"
-    right = f", guesses {100 * row['guesses']['right']:.0f} % right, {row['guesses']['decision']}" if aim else ""
+    right = f", predictions {100 * row['guesses']['right']:.0f} % right, {row['guesses']['decision']}" if aim else ""
     host = f", by the host {row['by_host_ms_per_token']:.1f} ms" if row["by_host_ms_per_token"] else ""
     print(
         f"  {100 * row['share']:5.1f} %, prefetch {row['prefetch']:4}: {row['ms_per_token']:7.3f} ms "

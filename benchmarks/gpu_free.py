@@ -84,12 +84,12 @@ def size(path: Path, ids: torch.Tensor, memory: str) -> dict[str, Any]:
     row["text_of_the_host"] = texts["demand"] == texts["host"]  # sums are rounded elsewhere there, in bfloat16
     for way, model in models.items():
         stats = model.hotset.stats()
-        guesses = stats.get("prefetch") or {}
+        prefetch = stats.get("prefetch") or {}
         row[way] = {
             "ms_per_token": statistics.median(times[way]), "graph_ms": 1e3 * stats["pass_s"] / stats["passes"],
             "hit_rate": stats["decode"]["hit_rate"], "driven_by": stats.get("driven_by"),
             "missed_mb_per_token": stats["loaded_bytes"] / (ROUNDS * TOKENS) / 1e6,
-            "guesses": {name: guesses.get(name) for name in ("decision", "reason", "in_time", "late", "wasted")},
+            "guesses": {name: prefetch.get(name) for name in ("decision", "reason", "in_time", "late", "wasted")},
         }  # fmt: skip
         model.hotset.close()
     print(row, flush=True)

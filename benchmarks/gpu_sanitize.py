@@ -1,6 +1,7 @@
 """The kernels of the device-driven engine under compute-sanitizer: no access out of bounds, no race in shared memory.
 
-By itself this drives every kernel once or twice on small shapes, without graphs and without torch.compile:
+By itself this drives the kernels once or twice on small shapes, without graphs and without torch.compile; it plans with
+blend and lru only, and writes no packed matrices out for many tokens:
 compute-sanitizer --tool memcheck python benchmarks/gpu_sanitize.py
 With --run it starts both tools itself, after a run without them that compiles all kernels, and publishes the verdicts.
 
@@ -71,8 +72,8 @@ def gathering() -> None:
             require(torch.equal(rows[row, : used[layer]].cpu(), source), "a copy differs")
 
 
-def guessing(tokens: int) -> None:
-    """Guesses taken over whole, in part and never, exchanged for slots: everything looks as its test has it."""
+def prefetching(tokens: int) -> None:
+    """Prefetched experts claimed whole, in part and never, exchanged for slots: everything looks as its test has it."""
     import test_device_prefetch as samples
 
     machine = samples.Machine(tokens=tokens, seed=2)
@@ -81,7 +82,7 @@ def guessing(tokens: int) -> None:
     for turn in range(3 * PASSES if on_gpu else 2):
         begins = ("after", "meanwhile", "before")[turn % 3] if on_gpu else "after"
         machine.run(samples.events_of(machine.rng, tokens, ("oracle", "mixed", "random")[turn % 3]), begins)
-    require(machine.exchanged > 0, "no guess was exchanged for a slot")
+    require(machine.exchanged > 0, "no prefetched expert was exchanged for a slot's row")
 
 
 def computing(family: str, packed: str = "") -> None:
@@ -137,8 +138,8 @@ def parts() -> dict[str, Callable[[], None]]:
         "plan blend": lambda: planning("blend"),
         "plan lru": lambda: planning("lru"),
         "gather": gathering,
-        "guesses of one token": lambda: guessing(1),
-        "guesses of three tokens": lambda: guessing(3),
+        "predictions of one token": lambda: prefetching(1),
+        "predictions of three tokens": lambda: prefetching(3),
         "experts qwen3_moe": lambda: computing("qwen3_moe"),
         "experts gpt_oss": lambda: computing("gpt_oss"),
         "experts in mxfp4": lambda: computing("qwen3_moe", "mxfp4"),

@@ -32,7 +32,7 @@ from gpu_shapes import SHAPES
 from hotset.trace import Trace
 
 def measured(bench, trace, share, prefetch):
-    trial = gpu_decode.Trial(bench, share, trace, guess=prefetch)
+    trial = gpu_decode.Trial(bench, share, trace, prefetch=prefetch)
     trial.decoder.step(given["warm"] if share < 1 else 20)
     trial.handle.reset_stats()
     times = [trial.decoder.ms(given["timed"]) for _ in range(3)]

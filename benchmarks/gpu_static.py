@@ -1,4 +1,4 @@
-"""Decoding in a static cache with routing and guesses forced by numbers on the device, so that a graph can follow."""
+"""Decoding in a static cache, with routing and predictions forced by numbers on the device: a graph can follow."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class DeviceRouting:
             handle.remove()
 
 
-class ForcedGuesses:
-    """What the routers ahead say, where routing is forced: so often right, and else whom the layer used shortly after.
+class ForcedPredictions:
+    """What the next routers predict where routing is forced: right so often, else what the layer used shortly after.
 
     The routers themselves are asked, too, since that takes time; only their answer is replaced.
     """

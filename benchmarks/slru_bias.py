@@ -69,7 +69,7 @@ def compare(table: dict[str, Rates], skews: dict[str, dict[str, float]], budget:
 
 
 def check_full_budget(table: dict[str, Rates]) -> None:
-    """With a slot for every expert nothing ever leaves, so all policies must hit alike."""
+    """With a slot for every expert nothing is ever evicted, so all policies must hit alike."""
     for name, budgets in table.items():
         if len(set(budgets["100%"].values())) > 1:
             raise RuntimeError(f"{name}: at 100 % the policies differ: {budgets['100%']}")
@@ -110,8 +110,8 @@ def main() -> None:
             "and gpt-oss-20b (24 layers x 32 experts, top 4; all 92,453 decode tokens), one stream",
             "unit": "decode hit rate in percent; layer scope; cold start; the gain is slru:hint=on less slru, "
             "and a win is more than 0.1 points",
-            "note": "at 12.5 % a layer has as many slots as a token uses experts, so whoever admits always keeps the "
-            "last token's experts and no bias can show; only prompts, which fill empty slots, make a difference",
+            "note": "at 12.5 % a layer has as many slots as a token uses experts, so a policy that always admits keeps "
+            "the last token's experts and no bias can show; only prompts, which fill empty slots, make a difference",
             "reference_domains": summary,
             "skew": skews,
             "rates": table,

@@ -138,9 +138,6 @@ ALLOWED = {
 ALLOWED["analysis"] = set(ALLOWED) - {"cli", "__main__", "_version"}  # studies all that is below the command line
 ALLOWED["cli"].add("analysis")
 
-ALLOWED["analysis"] = set(ALLOWED) - {"cli", "__main__", "_version"}  # studies all that is below the command line
-ALLOWED["cli"].add("analysis")
-
 # Torch is for those who compute; everything before them runs without it.
 TORCH = {"analysis", "generation", "formats", "engine", "models", "reference", "cli"}
 

@@ -307,6 +307,20 @@ def test_what_does_not_go_together(german: Path, italian: Path, tmp_path: Path) 
     refuse_shared(italian, german)
 
 
+def test_a_pack_is_not_made_small_again(packed: Path, german: Path, tmp_path: Path) -> None:
+    for kind in ("int8", "int4", "mxfp4"):
+        with pytest.raises(HotsetError, match="is a pack, whose experts stay as they are: give the model"):
+            PackMaker(str(packed), tmp_path / "again", CPU, experts=kind, calibrate=german).make(silent)
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_text_of_no_use_is_found_before_anything_is_packed(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(HotsetError, match="too little text"):
+        PackMaker(MODEL, tmp_path / "pack", CPU, experts="int4", quality=tmp_path / "empty.txt").make(silent)
+    assert not (tmp_path / "pack").exists()
+
+
 def test_windows_are_spread_over_a_long_text(tmp_path: Path) -> None:
     tokenizer, long, empty = load_tokenizer(MODEL), tmp_path / "long.txt", tmp_path / "empty.txt"
     long.write_text("\n".join(f"Line {number} of a text that goes on and on." for number in range(20_000)))

@@ -1,7 +1,7 @@
 """The contract of the cache in plain Python: sets and dicts, no cleverness, as slow as it likes.
 
 Written from the words of the contract and not from the compiled code, so that the two can be held against each other.
-An expert is a tuple (layer, expert). A score is anything that compares: the lowest leaves.
+An expert is a tuple (layer, expert). A score is anything that compares: the lowest is evicted.
 """
 # ruff: noqa: ARG002 - all policies take the same arguments, needed or not
 
@@ -24,7 +24,7 @@ class Outcome:
     hits: int
     kept: set
     staged: set
-    evicted: list  # in the order in which they left
+    evicted: list  # in the order of their eviction
 
 
 class SlowCache:
@@ -67,15 +67,15 @@ class SlowCache:
 
     def _victim(self, event, candidate, admission):
         """The victim that the candidate replaces, or None."""
-        leaving = [key for key in self.resident if self.may_leave(event, key, admission)]
-        if admission == "free" or not leaving:
+        evictable = [key for key in self.resident if self.is_evictable(event, key, admission)]
+        if admission == "free" or not evictable:
             return None
-        victim = min(leaving, key=lambda key: (self.score(event, key), self.last_use[key], key))
+        victim = min(evictable, key=lambda key: (self.score(event, key), self.last_use[key], key))
         new, old = self.score(event, candidate), self.score(event, victim)
         refused = {"always": False, "score": new < old, "late": new <= old}[admission]
         return None if refused else victim
 
-    def may_leave(self, event, key, admission):
+    def is_evictable(self, event, key, admission):
         """Pins stay, the event's own stay (unless all is decided late), and floors hold against other layers."""
         layer, expert = key
         if self.group(layer) != self.group(event.layer) or key in self.pinned:

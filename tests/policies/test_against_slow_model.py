@@ -92,7 +92,7 @@ class Pair:
             return True
         if self.fast.policy.name not in ("blend", "decay", "eam", "slru"):
             return False
-        before = set(self.slot_of)  # who has left now may have been as good
+        before = set(self.slot_of)  # what is evicted now may have been as good
         keys = self.slow.resident | before | {(event.layer, expert) for expert in event.experts}
         scores = sorted(np.atleast_1d(self.slow.score(event, key)).tolist() for key in keys)
         return any(high[:-1] == low[:-1] and high[-1] - low[-1] < CLOSE for low, high in pairwise(scores))

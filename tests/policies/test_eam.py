@@ -82,25 +82,25 @@ def test_the_nearest_are_added_up():
     assert shares(controller) == [[0.375, 0.125, 0.25, 0.25], [0, 0, 0.5, 0.5]]
 
 
-def test_the_least_predicted_leaves():
+def test_the_least_predicted_is_evicted():
     # All of layer 0 has two slots, which hold 2 and 3 after B. The third request is like A once it asks for 0; by A,
     # 2 and 3 are both worth nothing, and 2 is older. Expert 1 (1/4) then replaces 3, and 3 replaces 1, not 0 (3/4).
     rows = [*A, *B, (2, 0, {0: 1}), (2, 0, {1: 1}), (2, 0, {3: 1})]
-    _, left = replayed("eam", requests_of(TWO_BY_FOUR, rows), 4)
-    assert [key for key in left if key[0] == 0][-3:] == [(0, 2), (0, 3), (0, 1)]
+    _, evicted = replayed("eam", requests_of(TWO_BY_FOUR, rows), 4)
+    assert [key for key in evicted if key[0] == 0][-3:] == [(0, 2), (0, 3), (0, 1)]
 
 
-def test_in_a_pool_deep_layers_leave_first():
+def test_in_a_pool_deep_layers_are_evicted_first():
     # After A the pool of three holds (0, 0), (0, 1), (1, 2). B is like nothing yet, so its own counts decide: all three
-    # are worth eps, halved in layer 1: (1, 2) leaves although (0, 0) is older.
-    _, left = replayed("eam", requests_of(TWO_BY_FOUR, [*A, *B[:1]]), 3, Scope.POOL)
-    assert left == [(1, 2)]
+    # are worth eps, halved in layer 1: (1, 2) is evicted although (0, 0) is older.
+    _, evicted = replayed("eam", requests_of(TWO_BY_FOUR, [*A, *B[:1]]), 3, Scope.POOL)
+    assert evicted == [(1, 2)]
 
 
 def test_before_anything_is_stored_the_running_request_predicts():
-    # Expert 0 was used by 3 of 4 tokens, expert 1 by 1: 1 leaves for 2 although 0 is older.
-    controller, left = replayed("eam", requests_of(TWO_BY_FOUR, [*A[:2], (0, 0, {2: 1})]), 4)
-    assert left == [(0, 1)]
+    # Expert 0 was used by 3 of 4 tokens, expert 1 by 1: 1 is evicted for 2 although 0 is older.
+    controller, evicted = replayed("eam", requests_of(TWO_BY_FOUR, [*A[:2], (0, 0, {2: 1})]), 4)
+    assert evicted == [(0, 1)]
     assert controller.state.held[0] == 0
 
 

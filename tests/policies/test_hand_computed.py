@@ -13,16 +13,16 @@ from hotset.trace import Phase
 
 
 def replay(spec, events, slots, scope=Scope.LAYER):
-    """Misses per event, and who left, in order."""
+    """Misses per event, and the evicted experts, in order."""
     controller = Controller(SlotPlan(events.shape, slots, scope), parse(spec))
     replayed = controller.replay(events, log=True)
-    left = [(layer, expert) for *_, layer, expert in replayed.log.tolist() if expert >= 0]
-    return replayed.misses.tolist(), left
+    evicted = [(layer, expert) for *_, layer, expert in replayed.log.tolist() if expert >= 0]
+    return replayed.misses.tolist(), evicted
 
 
 def replay_one_layer(spec, asked, slots, experts=8, top_k=1):
-    misses, left = replay(spec, one_layer(experts, top_k, asked), slots)
-    return misses, [expert for _, expert in left]
+    misses, evicted = replay(spec, one_layer(experts, top_k, asked), slots)
+    return misses, [expert for _, expert in evicted]
 
 
 # lru
@@ -34,15 +34,15 @@ def test_lru_evicts_the_oldest_use():
 
 
 def test_lru_protects_the_running_event():
-    # 0 is older than 1 only by number, but 0 is in use in the second event: 1 leaves.
+    # 0 is older than 1 only by number, but 0 is in use in the second event: 1 is evicted.
     assert replay_one_layer("lru", [[0, 1], [0, 2]], 2, top_k=2) == ([2, 1], [1])
 
 
-def test_equal_ages_leave_by_number():
+def test_equal_ages_are_evicted_by_number():
     assert replay_one_layer("lru", [[1, 3, 5], [0], [2]], 3, top_k=3) == ([3, 1, 1], [1, 3])
 
 
-def test_equals_that_were_never_used_leave_by_layer_and_number():
+def test_equals_that_were_never_used_are_evicted_by_layer_and_number():
     shape = ModelShape(2, 4, 1)
     controller = Controller(SlotPlan(shape, 3, Scope.POOL), parse("lru"))
     controller.preload(np.array([[0, 0, 1, 0], [2, 3, 0, 0]]))  # assigned as (1, 1), (1, 0), (0, 2)
@@ -82,7 +82,7 @@ def test_lfu_counts_tokens():
     shape = ModelShape(1, 4, 1)
     asked = [({0: 1}, 1), ({1: 3}, 3), ({0: 1}, 1), ({2: 1}, 1)]
     rows = [(0, counts, tokens, Phase.DECODE) for counts, tokens in asked]
-    # 0 was used in two events, 1 in one, but by three tokens: 0 leaves.
+    # 0 was used in two events, 1 in one, but by three tokens: 0 is evicted.
     assert replay("lfu", make_events(shape, rows), 2) == ([1, 1, 0, 1], [(0, 0)])
 
 
@@ -90,9 +90,9 @@ def test_lfu_counts_tokens():
 
 
 def test_lfru_weighs_uses_by_age():
-    # In pass 6, 0 is worth 3 / (3 + 1) and 1 is worth 2 / (1 + 1): 0 leaves although it was used more.
+    # In pass 6, 0 is worth 3 / (3 + 1) and 1 is worth 2 / (1 + 1): 0 is evicted although it was used more.
     assert replay_one_layer("lfru", [[0], [0], [0], [1], [1], [2]], 2)[1] == [0]
-    # In pass 6, 0 is worth 4 / (2 + 1) and 1 is worth 1 / (1 + 1): 1 leaves although it was used last.
+    # In pass 6, 0 is worth 4 / (2 + 1) and 1 is worth 1 / (1 + 1): 1 is evicted although it was used last.
     assert replay_one_layer("lfru", [[0], [0], [0], [0], [1], [2]], 2)[1] == [1]
 
 
@@ -197,7 +197,7 @@ def test_slru_survives_a_scan():
 
 def test_slru_demotes_to_the_recent_end_of_probation():
     # One of 3 slots is protected. 0 is promoted at 3 and pushed back by 1 at 5, as the most recent on probation.
-    # So 2, on probation since 4, leaves first, although it was used after 0; lru drops 0.
+    # So 2, on probation since 4, is evicted first, although it was used after 0; lru drops 0.
     asked = [[0], [1], [0], [2], [1], [3], [0]]
     assert replay_one_layer("slru:protected=0.34", asked, 3) == ([1, 1, 0, 1, 0, 1, 0], [2])
     assert replay_one_layer("lru", asked, 3)[1] == [0, 2]
@@ -241,11 +241,11 @@ def test_a_pool_below_one_cycle_gets_nothing_from_lru():
 
 
 def test_layered_avoids_the_cliff():
-    # Everybody is equally stale, so the one whose layer's turn is furthest leaves: layer 1 when 2 comes, 0 when 1
+    # All are equally stale, so the one whose layer's turn is furthest is evicted: layer 1 when 2 comes, 0 when 1
     # comes, 2 when 0 comes. From the second token on every other expert is hit.
-    misses, left = replay("layered", sweep(3, 4), 2, Scope.POOL)
+    misses, evicted = replay("layered", sweep(3, 4), 2, Scope.POOL)
     assert misses == [1, 1, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0]
-    assert [layer for layer, _ in left] == [1, 0, 2, 1, 0]
+    assert [layer for layer, _ in evicted] == [1, 0, 2, 1, 0]
 
 
 def test_a_sweep_freezes_when_equals_are_refused():
@@ -283,13 +283,13 @@ def test_belady_passes_by_what_is_not_asked_for_again():
 
 
 def test_belady_drops_the_furthest():
-    # At 2's turn: 0 returns at 4, 1 at 5, 2 at 3. 1 leaves, returns, and by then nothing has a future.
+    # At 2's turn: 0 returns at 4, 1 at 5, 2 at 3. 1 is evicted, returns, and by then nothing has a future.
     asked = [[0], [1], [2], [2], [0], [1]]
     assert replay_one_layer("belady", asked, 2) == ([1, 1, 1, 0, 0, 1], [1])
 
 
 def test_belady_may_let_the_running_event_go():
-    # Both slots are worth more in the hands of 0 and 2: 1, hit in the second event, leaves for 2 at once.
+    # Both slots are worth more in the hands of 0 and 2: 1, hit in the second event, is evicted for 2 at once.
     asked = [[0, 1], [1, 2], [0], [2], [1]]
     assert replay_one_layer("belady", asked, 2, top_k=2) == ([2, 1, 0, 0, 1], [1])
 
@@ -340,9 +340,9 @@ def test_blend_begins_as_a_sum_of_rates():
 def test_blend_keeps_the_hot_ones_through_a_scan():
     # 0 and 1 run all the time; 2 to 7 come once each and find no slot.
     asked = [[0, 1]] * 30 + [[0, expert] for expert in range(2, 8)] + [[0, 1]]
-    misses, left = replay_one_layer("blend", asked, 2, top_k=2)
+    misses, evicted = replay_one_layer("blend", asked, 2, top_k=2)
     assert misses == [2] + [0] * 29 + [1] * 6 + [0]
-    assert left == []
+    assert evicted == []
 
 
 def test_blend_learns_what_follows():

@@ -62,18 +62,13 @@ def analyze(
 
     hotset analyze --compare ./Qwen3-30B-A3B qwen3-pruned --text other.txt
     """
-    from hotset.analysis.analyse import Question
-    from hotset.analysis.caching import CacheQuestion
     from hotset.options import RunOptions
 
     if compare or text:
         run = RunOptions(memory=memory, device=device, trust_remote_code=trust_remote_code)
         return _compare(targets or [], compare, text or [], run, as_json)
     _check_places(out, data, trace, bool(prompts), force)
-    question = Question(
-        labels=label, caching=CacheQuestion(policies=policy, budgets=budget, layer=layer, request=request)
-    )
-    _check_question(question)
+    question = _question_of(label, policies=policy, budgets=budget, layer=layer, request=request)
     if prompts:
         from hotset.cli.analyze_model import Recording, run_model
 
@@ -114,15 +109,19 @@ def _check_places(out: Path | None, data: bool, trace: Path | None, runs: bool, 
         raise HotsetError(f"{folder} exists: choose another name with -o, or pass --force to write into it")
 
 
-def _check_question(question: Question) -> None:
-    """Refuse a policy or a budget that cannot be read before the work."""
+def _question_of(labels: list[str] | None, **caching: Any) -> Question:
+    """What is asked of the workload; a policy or a budget that cannot be read is refused before the work."""
+    from hotset.analysis.analyse import Question
+    from hotset.analysis.caching import CacheQuestion
     from hotset.policies import parse
     from hotset.shape import Budget
 
+    question = Question(labels=labels, caching=CacheQuestion(**caching))
     for spec in question.caching.policies or ():
         parse(spec)
     for text in question.caching.budgets or ():
         Budget.parse(text)
+    return question
 
 
 def _read_traces(targets: list[str], tokenizer: Path | None) -> Workload:

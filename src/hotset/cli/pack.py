@@ -70,18 +70,22 @@ def pack(
     Example: hotset pack Qwen/Qwen3-30B-A3B -o qwen3-packed --experts int4
     """
     if verify is not None:
-        _refuse(model is not None or out is not None, "--verify takes the folder of a pack and nothing else")
-        _verify(verify, as_json)
-        return
+        return _verify(verify, as_json, alone=model is None and out is None)
     if model is None or out is None:
         raise HotsetError(
             "give a model and the folder to write: hotset pack MODEL -o DIR (or: hotset pack --verify DIR)"
         )
+    asked = _request(dtype, experts, calibrate, quality, measured=not no_quality)
+    return _pack(model, out, RunOptions(memory=memory, trust_remote_code=trust_remote_code), asked, as_json)
+
+
+def _request(
+    dtype: str, experts: str, calibrate: Path | None, quality: Path | None, *, measured: bool
+) -> dict[str, Any]:
+    """What the pack is to be; refused before the work where a word is unknown."""
     _refuse(dtype not in DTYPES, f"no type is called {dtype}: use {', '.join(DTYPES)}")
     _refuse(experts not in EXPERTS, f"experts are packed as {', '.join(EXPERTS)}, not {experts:.60}")
-    options = RunOptions(memory=memory, trust_remote_code=trust_remote_code)
-    asked = {"dtype": dtype, "experts": experts, "calibrate": calibrate, "quality": quality, "measured": not no_quality}
-    _pack(model, out, options, asked, as_json)
+    return {"dtype": dtype, "experts": experts, "calibrate": calibrate, "quality": quality, "measured": measured}
 
 
 def _pack(model: str, out: Path, options: RunOptions, asked: dict[str, Any], as_json: bool) -> None:
@@ -116,11 +120,12 @@ def _pack(model: str, out: Path, options: RunOptions, asked: dict[str, Any], as_
     emit(document, as_json, *lines, *(() if quality is None else (f"quality: {quality_line(quality)}",)))
 
 
-def _verify(folder: Path, as_json: bool) -> None:
+def _verify(folder: Path, as_json: bool, *, alone: bool) -> None:
     from hotset.shape import format_size
     from hotset.store.packed import is_packed
     from hotset.store.verify import verify_packed
 
+    _refuse(not alone, "--verify takes the folder of a pack and nothing else")
     _refuse(not is_packed(folder), f"{folder} is no packed model: make one with hotset pack MODEL -o DIR")
     with bars() as bar, bar("reading") as progress:
         report = verify_packed(folder, progress)

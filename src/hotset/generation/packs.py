@@ -15,8 +15,10 @@ from hotset.generation.text_model import load_tokenizer
 from hotset.generation.texts import built_in_text, refuse_shared, text_of_file
 from hotset.models.packing import MADE, PackReport, pack
 from hotset.models.quality import measure
+from hotset.models.windows import TokenText
 from hotset.options import RunOptions
 from hotset.options.run import AUTO
+from hotset.store.packed import is_packed
 
 QUALITY_TOKENS = 1 << 13
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
@@ -49,6 +51,10 @@ class PackMaker:
         if self.experts not in MADE and (self.calibrate is not None or self.quality is not None):
             flag = "--calibrate" if self.calibrate is not None else "--quality"
             raise HotsetError(f"{flag} is for experts that are made small: add --experts {', '.join(MADE)}")
+        if self.experts in MADE and is_packed(Path(self.model)):
+            raise HotsetError(
+                f"{self.model} is a pack, whose experts stay as they are: give the model that it was made from"
+            )
         if self.quality is not None and not self.measured:
             raise HotsetError("--quality FILE and --no-quality exclude each other")
         if self.quality is not None and self.calibrate is not None:
@@ -57,11 +63,13 @@ class PackMaker:
     def make(self, bar: Bar) -> PackResult:
         """Calibrate, pack and measure, each from where an interrupted run has stopped."""
         self.check()
-        calibration = None
+        calibration, text = None, None
         options = replace(self.options, model=self.model, dtype=self.dtype)
+        if self.quality is not None:  # read now: a text of no use is found before hours of packing
+            text = text_of_file(self.quality, self._tokenizer(), QUALITY_TOKENS)
         if self.calibrate is not None:
-            text = text_of_file(self.calibrate, self._tokenizer(), MAX_TOKENS, whole=True)
-            calibration = TextCalibration(self.model, options, text, partial(bar, "calibrating"))
+            seen = text_of_file(self.calibrate, self._tokenizer(), MAX_TOKENS, whole=True)
+            calibration = TextCalibration(self.model, options, seen, partial(bar, "calibrating"))
         with bar("packing") as progress:
             report = pack(
                 self.model,
@@ -74,20 +82,15 @@ class PackMaker:
             )
         if self.experts not in MADE or not self.measured:
             return PackResult(report, report.quality)
-        return self._with_quality(report, options, bar)
+        return self._with_quality(report, text, options, bar)
 
-    def _with_quality(self, report: PackReport, options: RunOptions, bar: Bar) -> PackResult:
-        if report.quality is not None and self.quality is None:
+    def _with_quality(self, report: PackReport, text: TokenText | None, options: RunOptions, bar: Bar) -> PackResult:
+        if text is None and report.quality is not None:
             return PackResult(report, report.quality)
         try:
-            tokenizer = self._tokenizer()
+            text = built_in_text(self._tokenizer()) if text is None else text
         except ModelError as error:
-            if self.quality is not None:
-                raise
             return PackResult(report, None, f"quality was not measured: {error}")
-        text = (
-            built_in_text(tokenizer) if self.quality is None else text_of_file(self.quality, tokenizer, QUALITY_TOKENS)
-        )
         known = (report.quality or {}).get("text", {})
         if (known.get("sha256"), known.get("tokens")) == (text.sha256, text.tokens):
             return PackResult(report, report.quality)

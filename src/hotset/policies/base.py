@@ -3,7 +3,7 @@
 A policy file holds a NamedTuple of arrays (the state), two compiled functions and a frozen dataclass of options:
 
     observe(state, table, event)                   learn from one event, before victims are chosen
-    score(state, table, event, layer, expert)      how much this expert is worth keeping; the lowest leaves
+    score(state, table, event, layer, expert)      how much this expert is worth keeping; the lowest is evicted
 
 `table` is the slot table of hotset.cache (read only here: `slot_of`, `expert_in`, `last`, ...). The same two functions
 are compiled into the simulator's loop and into the engine's per-event call.
@@ -78,9 +78,9 @@ def entry_of(function: F) -> F:
 class Admit(IntEnum):
     """Which experts that had to be loaded are given a slot."""
 
-    ALWAYS = 0  # all of them, as long as something unprotected can leave
-    SCORE = 1  # those that score higher than what would leave
-    LATE = 2  # the best of everything once the event is served; its own experts may leave, too
+    ALWAYS = 0  # all of them, as long as something unprotected can be evicted
+    SCORE = 1  # those that score higher than their victim
+    LATE = 2  # the best of everything once the event is served; its own experts may be evicted, too
     FREE = 3  # only while slots are empty: nothing is ever replaced
 
 

@@ -35,7 +35,7 @@ def observe(state: BeladyState, table: Any, event: EventView) -> None:
 
 @compiled
 def score(state: BeladyState, table: Any, event: EventView, layer: int, expert: int) -> Any:
-    """Minus the next use: the furthest leaves."""
+    """Minus the next use: the furthest is evicted."""
     return -state.next_use[layer, expert]
 
 
@@ -56,7 +56,7 @@ def next_uses(
 
 @dataclass(frozen=True, kw_only=True)
 class Belady(Policy, name="belady", observe=observe, score=score, offline=True):
-    """The expert whose next use is furthest away leaves (Belady 1966).
+    """The expert whose next use is furthest away is evicted (Belady 1966).
 
     With `bypass` (the default) the best of residents and event stay once the event is served, which is the true
     optimum: keeping an expert from one use to the next is an interval, and dropping the one that ends last is optimal

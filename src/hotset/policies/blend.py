@@ -186,7 +186,7 @@ def _transitions(state: BlendState, layer: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Blend(Policy, name="blend", observe=observe, score=score):
-    """The least likely to be used at its layer's next pass leaves, or is not given a slot at all.
+    """The least likely to be used at its layer's next pass is evicted, or is not given a slot at all.
 
     `transitions` is on, off, or auto: on while its table (layers x experts x experts) stays below 64 MiB.
     """

@@ -68,7 +68,7 @@ def score(state: DecayState, table: Any, event: EventView, layer: int, expert: i
 
 @dataclass(frozen=True, kw_only=True)
 class Decay(Policy, name="decay", observe=observe, score=score):
-    """The smallest exponentially decayed count leaves; half_life is in forward passes, so in tokens of one stream.
+    """The smallest exponentially decayed count is evicted; half_life is in forward passes: tokens of one stream.
 
     With half_life=auto, counts are kept at eight half-lives, and the one that predicted the uses best lately decides.
     """

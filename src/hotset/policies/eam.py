@@ -372,7 +372,7 @@ def empty_state(shape: ModelShape, capacity: int, nearest: int, eps: float) -> E
 
 @dataclass(frozen=True, kw_only=True)
 class Eam(Policy, name="eam", observe=observe, score=score, collects_requests=True):
-    """What the past requests most like this one used least leaves, deep layers first (arXiv 2401.14361).
+    """What the past requests most like this one used least is evicted, deep layers first (arXiv 2401.14361).
 
     Of `capacity` past requests the `nearest` are added up. As long as there are none, the running one has to do. What
     a profile keeps is the collection, see hotset.profile.matrices; a sum or a mean of it would say nothing.

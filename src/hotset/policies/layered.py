@@ -31,7 +31,7 @@ def score(state: LayeredState, table: Any, event: EventView, layer: int, expert:
 
 @dataclass(frozen=True, kw_only=True)
 class Layered(Policy, name="layered", observe=observe, score=score, state=LayeredState):
-    """The stalest expert leaves, counted in passes of its own layer; ties by the layer whose turn is furthest.
+    """The stalest expert is evicted, counted in passes of its own layer; ties by the layer whose turn is furthest.
 
     A pool under plain LRU drops exactly what the next layers are about to ask for. Counting staleness per layer, as
     least-stale eviction (arXiv 2602.03921) and layered paging (arXiv 2509.02408) do, takes that cyclic scan out.

@@ -32,7 +32,7 @@ def score(state: LfruState, table: Any, event: EventView, layer: int, expert: in
 
 @dataclass(frozen=True, kw_only=True)
 class Lfru(Policy, name="lfru", observe=observe, score=score, state=LfruState):
-    """The smallest uses / (age + 1) leaves; best causal baseline in arXiv 2608.07911."""
+    """The smallest uses / (age + 1) is evicted; best causal baseline in arXiv 2608.07911."""
 
 
 POLICY = Lfru

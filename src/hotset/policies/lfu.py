@@ -36,7 +36,7 @@ def score(state: LfuState, table: Any, event: EventView, layer: int, expert: int
 
 @dataclass(frozen=True, kw_only=True)
 class Lfu(Policy, name="lfu", observe=observe, score=score):
-    """The expert with the fewest uses leaves; arXiv 2511.05814 studies it against LRU."""
+    """The expert with the fewest uses is evicted; arXiv 2511.05814 studies it against LRU."""
 
     history: bool = True
 

@@ -29,7 +29,7 @@ def score(state: LruState, table: Any, event: EventView, layer: int, expert: int
 
 @dataclass(frozen=True, kw_only=True)
 class Lru(Policy, name="lru", observe=observe, score=score, state=LruState):
-    """The expert whose last use is oldest leaves."""
+    """The expert whose last use is oldest is evicted."""
 
 
 POLICY = Lru

@@ -96,7 +96,7 @@ def score(state: WindowState, table: Any, event: EventView, layer: int, expert: 
 
 @dataclass(frozen=True, kw_only=True)
 class Window(Policy, name="window", observe=observe, score=score):
-    """The expert with the fewest uses among the layer's last `tokens` tokens leaves.
+    """The expert with the fewest uses among the layer's last `tokens` tokens is evicted.
 
     With tokens=auto, six windows are kept, and the one that predicted the uses best lately decides.
     """

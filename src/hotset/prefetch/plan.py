@@ -1,4 +1,8 @@
-"""By which rules experts are prefetched: one plan, made for a driver, that the simulator and both drivers read."""
+"""By which rules each driver prefetches experts: one plan, which the simulator follows as a whole.
+
+The host reads only `rows` of it, the device `rows`, `parts`, `reach`, `rows_per_part` and `max_ranks`; both use
+MIN_PROBABILITY. Their other rules are in their own code and stand here for the simulator: a change belongs in both.
+"""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ import shlex
 from hotset.analysis.planner.model import PlannedModel, Precision
 from hotset.analysis.planner.rates import Engine
 from hotset.analysis.planner.tiers import HOST_STAGING, Split
+from hotset.options.run import DEFAULT_POLICY
 
-DEFAULT_POLICY = "blend"
 PROMPT = "..."
 _MIB = 1 << 20
 

@@ -1,4 +1,4 @@
-"""One kernel per event: look up a layer's experts, learn, choose who leaves, and say where every pair is computed.
+"""One kernel per event: look up a layer's experts, learn, choose victims, and say where every pair is computed.
 
 It does what hotset.cache.kernel does on the host, for decode events under the layer scope, with the experts of a layer
 as vectors. The host need not be asked: it replays the log of the events through its own cache when it likes.
@@ -126,7 +126,7 @@ def _assign(
     """
     expert = tl.arange(0, lanes)
     may_leave = (slot_of >= 0) & (last < tick)
-    turn = tl.where(may_leave, last, 0) * lanes + expert  # who goes first among equals: the older, then the lower
+    turn = tl.where(may_leave, last, 0) * lanes + expert  # of equals the older is evicted first, then the lower
     order = tl.full((lanes,), -1, tl.int32)
     evicted = tl.full((lanes,), -1, tl.int32)
     assigned = 0

@@ -19,7 +19,7 @@ Observe = Callable[[IntArray, Sequence[int], Tensor, Tensor], None]
 
 
 class ObservedKernels(ExpertKernels):
-    """All experts of one layer; somebody is shown their inputs."""
+    """All experts of one layer; `observe` is given the inputs of their products."""
 
     def __init__(self, arena: Arena, layout: SlotLayout, spec: ExpertSpec, observe: Observe) -> None:
         self.spec, self.device, self._observe = spec, arena.memory.device, observe
