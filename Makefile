@@ -7,6 +7,8 @@ OLDEST := .venv-oldest
 OLDEST_TRANSFORMERS := 5.17.0
 
 RUNS ?= 1
+# Test processes: one more than there are cores, since some tests wait; memory sets the bound.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 
 .PHONY: setup demo test test-fast test-long gpu-test families options-page lint format bench bench-engine clean
 
@@ -32,12 +34,12 @@ demo: $(STAMP)
 # Processes side by side, one thread each: threads of several processes would spin against each other.
 test: $(STAMP) lint
 	$(BIN)/python tests/compile_ahead.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 	@$(BIN)/python tests/gpu/covered.py
 
 # Some quick tests of every package, for while one works; `make test` runs all.
 test-fast: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(shell cat tests/fast.txt)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(shell cat tests/fast.txt)
 
 # The same tests with many more random examples.
 test-long: export HOTSET_LONG_TESTS = 1

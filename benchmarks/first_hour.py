@@ -2,9 +2,10 @@
 
 Each command runs at a terminal of its own (a pty of 100 columns), in a scratch folder with no compiled code, no
 profiles and no models but a copy of the reference model whose authors want its tokens drawn. Lines are typed when a
-prompt shows. `waited_s` is from the start to the first line of the answer, or of anything; `whole_s` to the end.
+prompt shows. `waited_s` is from the start to the first line of the answer, or of anything; `whole_s` to the end. What
+begins with "$" is a command of the shell.
 
-python benchmarks/first_hour.py --name after [--tree CHECKOUT --name before]      Linux
+python benchmarks/first_hour.py --name after [--tree CHECKOUT --name before] [--role researcher]      Linux
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -28,6 +31,7 @@ from common import ROOT, publish
 
 ASK = 'run --memory 25% --max-new-tokens 24 -p "La stampante non risponde. Prima di chiamare"'
 PASTE = b"\x1b[200~def f(x):\r    return x\r\rprint(f(1))\x1b[201~\n"
+STOP = b"SIGTERM"  # sent once there is some text, and not typed
 ROLES: dict[str, list[tuple[str, list[bytes]]]] = {
     "llama.cpp user": [
         ('run --memory 25 --max-new-tokens 24 -p "La stampante non risponde"', [b"%\n"]),
@@ -45,15 +49,33 @@ ROLES: dict[str, list[tuple[str, list[bytes]]]] = {
     "researcher": [
         ("simulate reference:it -p lru -p blend -b 25", [b"%\n"]),
         ("trace record --prompts reference:it --limit 2 --max-new-tokens 8 --memory 25% -o it.safetensors", []),
+        ("simulate reference:it -p ./mru.py -p lru -b 25%", []),
+        ("simulate reference:it -b 25%", []),
+        ("$ head -3 routes.csv", []),
+        ("trace import routes.csv -o routes.safetensors", []),
+        ("analyze it.safetensors -o report.html", []),
     ],
     "operator": [
         ('run --process-memory 1GiB --max-new-tokens 8 -q --log-file log.jsonl --log-json -p "Ciao"', []),
+        ("$ head -2 log.jsonl", []),
+        ('run --process-memory 1GiB --max-new-tokens 8 -p "Ciao"', []),
         ('run --process-memory 200MiB --max-new-tokens 8 -p "Ciao"', []),
+        ('run --process-memory 2 --max-new-tokens 8 -p "Ciao"', [b"b\n"]),
+        ('run ./drawn --greedy --memory 25% --max-new-tokens 2000 --learn mine -p "Il mare"', [STOP]),
+        ("simulate reference:it -p lru -b 25% -q --csv rows.csv --log-file log.txt", []),
+        ("$ cat log.txt", []),
+        ("models", []),
         ("compile", []),
     ],
 }
+ENOUGH_LETTERS = 300
 PROMPTS = re.compile(r"(\A|\n)[^\n]*(> |: )\Z")
-CANCEL_TIMEOUT_S = 240.0
+CANCEL_TIMEOUT_S = 900.0
+POLICY = ROOT / "docs" / "guide" / "own-policy.md"
+ROUTES = "request,token,layer,expert\n" + "".join(
+    f"{request},{token},{layer},{(3 * token + layer + rank) % 8}\n"
+    for request in range(2) for token in range(12) for layer in range(4) for rank in range(2)
+)  # fmt: skip
 
 
 def play(words: str, typed: list[bytes], tree: Path, folder: Path) -> dict[str, Any]:
@@ -67,8 +89,10 @@ def play(words: str, typed: list[bytes], tree: Path, folder: Path) -> dict[str, 
             NUMBA_CACHE_DIR=str(folder / "compiled"), XDG_DATA_HOME=str(folder / "data"), HF_HOME=str(folder / "hf"),
             TMPDIR=str(folder / "tmp"),
         )  # fmt: skip
-        line = [sys.executable, "-W", "ignore", "-m", "hotset", *_split(words)]
-        os.execv(sys.executable, line)  # noqa: S606
+        line = [sys.executable, "-W", "ignore", "-m", "hotset", *shlex.split(words)]
+        if words.startswith("$ "):
+            line = ["/bin/sh", "-c", words[2:]]
+        os.execv(line[0], line)  # noqa: S606
     text, waited_s, left = "", None, list(typed)
     while time.perf_counter() - began_s < CANCEL_TIMEOUT_S:
         if select.select([screen], [], [], 1.5)[0]:
@@ -78,13 +102,16 @@ def play(words: str, typed: list[bytes], tree: Path, folder: Path) -> dict[str, 
                 break
             text += data.decode(errors="replace")
             waited_s = waited_s or time.perf_counter() - began_s
+            if left and left[0] == STOP and len(seen(text)) > ENOUGH_LETTERS:
+                os.kill(child, signal.SIGTERM)
+                left.pop()
         elif left and (PROMPTS.search(seen(text)) or (left[0] == b"\x03" and seen(text).endswith("questi"))):
             os.write(screen, _as_sent(left.pop(0), text))
     os.close(screen)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     whole_s = time.perf_counter() - began_s
     return {
-        "typed": f"hotset {words}", "seen": seen(text), "exit_code": code,
+        "typed": words[2:] if words.startswith("$ ") else f"hotset {words}", "seen": seen(text), "exit_code": code,
         "waited_s": round(waited_s or whole_s, 1), "whole_s": round(whole_s, 1),
     }  # fmt: skip
 
@@ -93,12 +120,6 @@ def _as_sent(typed: bytes, text: str) -> bytes:
     """What a terminal sends: pasted text is marked only where the program has asked for that."""
     asked = text.rfind("\x1b[?2004h") > text.rfind("\x1b[?2004l")
     return typed if asked else re.sub(rb"\x1b\[20[01]~", b"", typed)
-
-
-def _split(words: str) -> list[str]:
-    import shlex
-
-    return shlex.split(words)
 
 
 def seen(text: str) -> str:
@@ -112,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--name", default="after")
+    parser.add_argument("--role", choices=list(ROLES), action="append", help="repeat it; none: all of them")
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="hotset-hour-") as scratch:
@@ -121,7 +143,9 @@ def main() -> None:
         config = folder / "drawn" / "generation_config.json"
         drawn = {"do_sample": True, "temperature": 0.7, "top_p": 0.9}
         config.write_text(json.dumps(json.loads(config.read_text()) | drawn))
-        for role, commands in ROLES.items():
+        (folder / "mru.py").write_text(POLICY.read_text().partition("```python\n")[2].partition("```")[0])
+        (folder / "routes.csv").write_text(ROUTES)
+        for role, commands in ((role, ROLES[role]) for role in options.role or ROLES):
             for words, typed in commands:
                 found.setdefault(role, []).append(play(words, typed, options.tree.resolve(), folder))
                 shown = found[role][-1]

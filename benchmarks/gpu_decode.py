@@ -35,7 +35,7 @@ from hotset.forecasts import parse as parse_forecast
 from hotset.models.connect import connect_engine
 from hotset.models.decode_graph import DecodeGraphs
 from hotset.models.routers import Routers
-from hotset.prefetch import PrefetchTrial, prefetch_rows
+from hotset.prefetch import prefetch_rows
 from hotset.trace import Trace
 
 from common import publish
@@ -97,9 +97,9 @@ class Trial:
             routers = Routers.of(bench.model, self.handle.moe_layers)
             assert routers is not None  # noqa: S101 - both shapes have plain routers
             self.forced = ForcedPredictions(routers, trace, self.decoder.routing, RIGHT)
-            payoff = PrefetchTrial(shape.layers, auto=True, most=ahead)
-            self.engine.offload.prefetcher.predictor = ForecastPredictor(
-                parse_forecast("gate"), shape, gate=routers.predict, trial=payoff, slot_of=controller.table.slot_of
+            prefetcher, slot_of = self.engine.offload.prefetcher, controller.table.slot_of
+            prefetcher.predictor = ForecastPredictor(
+                parse_forecast("gate"), shape, prefetcher.plan, gate=routers.predict, slot_of=slot_of
             )
 
     def _predict(self, layer: int, hidden: torch.Tensor, targets: int) -> list[torch.Tensor]:

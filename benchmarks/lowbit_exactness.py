@@ -1,19 +1,21 @@
-"""Packed experts on a CPU against the same experts decoded: the reference model in 14 domains, by format.
+"""Packed experts on a CPU against `--experts dense` of the same checkpoint, by format: the reference model, 14 domains.
 
-Decoded means that every matrix is expanded before its product, which gives the bits of `--experts dense`. float32: the
-greedy text must be the same. bfloat16: the share of places in that text where the most likely token is the same, given
-the whole text at once, and in some domains token by token, where every product is one of few tokens. Packed and decoded
-products have the same weights and add them up in another order, which bfloat16 makes visible: decoded experts whose
-sums are float64 say what the order alone does.
+float32: the greedy text must be that of dense experts. bfloat16: the share of places in that text where the most likely
+token is that of dense experts, the text given at once, and its continuation token by token, where every product is one
+of a single token. Packed and dense products have the same weights and add them up in another order, and bfloat16 makes
+that visible: dense experts whose sums are float64 say what the order alone does. Rows are written as they come.
 
-python benchmarks/lowbit_exactness.py
+OMP_NUM_THREADS=1 python benchmarks/lowbit_exactness.py
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,134 +26,136 @@ from transformers.utils import logging
 import hotset
 from hotset import reference
 from hotset.engine.kernels import packed
-from hotset.models.packing import pack
+from lowbit_checkpoints import KINDS, checkpoint, dense_of
 
-from common import publish
+from common import ROOT, publish
 
-KINDS = ("int4", "int8", "mxfp4")
-BY_TOKEN = 4
-"""Domains that are given token by token as well."""
-USUAL = packed.FEW_TOKENS
-Product = packed.PackedLinear.__call__
+sys.path.insert(0, str(ROOT / "tests" / "families"))
+
+from exactness import aligned
+
+MEMORY = "99%"
+"""Of the dense experts: all but one of each layer, so that few are expanded twice and hotset computes all of them."""
+NOISE = (
+    "int8", "int4", "mxfp4", "FP8, blocks of 128", "NVFP4", "FP4 of DeepSeek-V4", "compressed-tensors int4",
+    "compressed-tensors int8", "GPTQ, groups of 32", "AWQ, groups of 32", "GGUF Q8_0", "GGUF Q4_K",
+)  # fmt: skip
+"""Formats of which dense experts are compared with themselves as well: what the order does is much alike in others."""
 Texts = dict[str, torch.Tensor]
 
 
-def both(model: Any, compute: Callable[[Any], Texts]) -> tuple[Texts, Texts]:
-    """What a model computes with packed experts, and with decoded ones."""
-    found = compute(model)
-    packed.FEW_TOKENS = 0
+@contextmanager
+def loaded(place: Path, dtype: torch.dtype, experts: str) -> Iterator[Any]:
+    """The model; bits of plain products depend on where weights lie, so those beside the experts lie alike."""
+    model = hotset.load(place, memory=MEMORY, prefetch="off", device="cpu", dtype=dtype, experts=experts)
     try:
-        return found, compute(model)
+        yield aligned(model)
     finally:
-        packed.FEW_TOKENS = USUAL
+        model.hotset.close()
 
 
 def in_float64(self: packed.PackedLinear, inputs: torch.Tensor, rows: Sequence[int], ends: Sequence[int]) -> Any:
-    """Products of decoded matrices whose sums are float64."""
+    """Products of plain matrices whose sums are float64."""
     inputs = inputs.to(self.dtype)
     out = inputs.new_empty((ends[-1], self.width))
     for row, start, end in zip(rows, (0, *ends), ends, strict=False):
         given = inputs if len(inputs) == 1 else inputs[start:end]
-        out[start:end] = given.double() @ self._expanded(self.kernels, row).T.double()
+        out[start:end] = given.double() @ self.matrix(row).double()
     return out
 
 
-def with_other_sums(model: Any, compute: Callable[[Any], Texts]) -> Texts:
-    """What a model computes with decoded experts whose sums are float64."""
+def with_other_sums(model: Any, given: Texts, begins: dict[str, int], dense: Texts, whole: Texts) -> dict[str, float]:
+    """How far dense experts agree with themselves once their sums are float64."""
+    usual = packed.PackedLinear.__call__
     packed.PackedLinear.__call__ = in_float64
     try:
-        return compute(model)
+        found = {"at_once": agreement(whole, at_once(model, given))}
+        return found | {"token_by_token": agreement(dense, stepwise(model, given, begins))}
     finally:
-        packed.PackedLinear.__call__ = Product
+        packed.PackedLinear.__call__ = usual
 
 
-def texts(ids: Texts, count: int) -> Callable[[Any], Texts]:
+def texts(model: Any, ids: Texts, count: int) -> Texts:
     """Greedy continuations of all prompts."""
-
-    def compute(model: Any) -> Texts:
-        return {
-            name: model.generate(one, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
-            for name, one in ids.items()
-        }
-
-    return compute
+    return {
+        name: model.generate(one, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+        for name, one in ids.items()
+    }
 
 
-def choices(ids: Texts) -> Callable[[Any], Texts]:
+@torch.no_grad()
+def at_once(model: Any, given: Texts) -> Texts:
     """The most likely token at every place of some texts, given at once."""
-
-    @torch.no_grad()
-    def compute(model: Any) -> Texts:
-        return {name: model(one).logits[0].argmax(-1) for name, one in ids.items()}
-
-    return compute
+    return {name: model(one).logits[0].argmax(-1) for name, one in given.items()}
 
 
-def stepwise(ids: Texts) -> Callable[[Any], Texts]:
-    """The same, given token by token."""
-
-    @torch.no_grad()
-    def compute(model: Any) -> Texts:
-        found = {}
-        for name, one in ids.items():
-            cache, chosen = None, []
-            for token in one[0]:
-                out = model(token.view(1, 1), past_key_values=cache, use_cache=True)
-                cache, best = out.past_key_values, out.logits[0, -1].argmax()
-                chosen.append(best)
-            found[name] = torch.stack(chosen)
-        return found
-
-    return compute
+@torch.no_grad()
+def stepwise(model: Any, given: Texts, begins: dict[str, int]) -> Texts:
+    """The same for what follows the prompts, given token by token."""
+    found = {}
+    for name, one in given.items():
+        cache = model(one[:, : begins[name]], use_cache=True).past_key_values
+        chosen = []
+        for token in one[0, begins[name] : -1]:
+            out = model(token.view(1, 1), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            chosen.append(out.logits[0, -1].argmax())
+        found[name] = torch.stack(chosen)
+    return found
 
 
 def agreement(some: Texts, other: Texts) -> float:
     """The share of places that are the same."""
     same = sum(int((some[name] == other[name]).sum()) for name in some)
-    return same / sum(one.numel() for one in some.values())
+    return same / places(some)
 
 
-def compare(folder: Path, kind: str, ids: Texts, count: int) -> dict[str, Any]:
+def places(some: Texts) -> int:
+    """How many there are."""
+    return sum(one.numel() for one in some.values())
+
+
+def compare(kind: str, folder: Path, ids: Texts, count: int) -> dict[str, Any]:
     """One format in both types."""
-    packs = {dtype: folder / f"{kind}-{dtype}" for dtype in ("float32", "bfloat16")}
-    for dtype, path in packs.items():
-        pack(reference.path(), path, dtype=dtype, experts=kind)
-    model = hotset.load(packs["float32"], memory="100%", device="cpu")
-    found, expected = both(model, texts(ids, count))
-    model.hotset.close()
-    half = hotset.load(packs["bfloat16"], memory="100%", device="cpu")
-    at_once = both(half, choices(expected))
-    some = {name: expected[name] for name in list(expected)[:BY_TOKEN]}
-    by_token, other_sums = both(half, stepwise(some)), with_other_sums(half, stepwise(some))
-    half.hotset.close()
-    same = [name for name in ids if torch.equal(found[name], expected[name])]
+    began, begins = time.perf_counter(), {name: one.shape[1] for name, one in ids.items()}
+    with loaded(checkpoint(kind, folder, "float32"), torch.float32, "auto") as model:
+        layout = model.hotset.engine.offload.catalog.layers[0].layout
+        found = texts(model, ids, count)
+    with loaded(dense_of(kind, folder, "float32"), torch.float32, "dense") as model:
+        expected = texts(model, ids, count)
+    with loaded(checkpoint(kind, folder, "bfloat16"), torch.bfloat16, "auto") as model:
+        few, ours = stepwise(model, expected, begins), at_once(model, expected)
+    with loaded(dense_of(kind, folder, "bfloat16"), torch.bfloat16, "dense") as model:
+        dense, whole = stepwise(model, expected, begins), at_once(model, expected)
+        noise = with_other_sums(model, expected, begins, dense, whole) if kind in NOISE else None
+    differs = [name for name in ids if not torch.equal(found[name], expected[name])]
     return {
-        "format": kind, "float32_texts_equal": len(same), "of": len(ids), "differs": sorted(set(ids) - set(same)),
-        "bfloat16_agreement": agreement(*at_once), "places": sum(one.numel() for one in expected.values()),
-        "token_by_token": {
-            "agreement": agreement(*by_token), "decoded_with_float64_sums": agreement(by_token[1], other_sums),
-            "decoded_with_itself_at_once": agreement(by_token[1], at_once[1]),
-            "places": sum(one.numel() for one in some.values()),
-        },
+        "format": kind, "matrices": [matrix.format for matrix in layout.matrices],
+        "float32_texts_equal": len(ids) - len(differs), "of": len(ids), "differs": differs,
+        "at_once": {"agreement": agreement(ours, whole), "places": places(whole)},
+        "token_by_token": {"agreement": agreement(few, dense), "places": places(dense)},
+        "dense_with_float64_sums": noise,
+        "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 
 def main() -> None:
     """Compare and publish."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--domains", type=int, default=len(reference.DOMAINS))
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS)
     options = parser.parse_args()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(reference.path())
-    prompts = {name: reference.workload(name).prompts[0].text for name in reference.DOMAINS[: options.domains]}
+    prompts = {name: reference.workload(name).prompts[0].text for name in reference.DOMAINS}
     ids = {name: tokenizer(text, return_tensors="pt").input_ids for name, text in prompts.items()}
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for kind in KINDS:
-            rows.append(compare(Path(folder), kind, ids, options.tokens))
-            print(rows[-1], flush=True)
-    publish("lowbit_exactness", {"new_tokens": options.tokens, "torch": torch.__version__, "rows": rows})
+    rows: list[dict[str, Any]] = []
+    for kind in options.kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(compare(kind, Path(folder), ids, options.tokens))
+        print(rows[-1], flush=True)
+        figures = {"new_tokens": options.tokens, "memory": MEMORY, "threads": torch.get_num_threads()}
+        publish("lowbit_exactness", figures | {"torch": torch.__version__, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -3,18 +3,23 @@
 CPU: the inflated reference model (4.4 GB of experts in bfloat16) packed as bfloat16, int8 and int4, four budgets, two
 workloads; each setting is a process of its own in a control group, files cold, experts read past the page cache. The
 calibration is that of `hotset doctor MODEL --measure`; hits are replays of the domain's recorded trace. Nothing is
-fitted to what is judged. Goes on where an earlier run stopped. Needs Linux with cgroup v1, and root.
+fitted to what is judged: the interval's term for the model's own error is fitted to the settings of one domain, and
+coverage is told of it, of the other domain and of the GPU apart. Goes on where an earlier run stopped. Needs Linux with
+cgroup v1, and root; `--recompute` needs neither: it computes what is expected anew for the committed measurements.
 
 python benchmarks/planner.py --folder DIR [--again] [--formats int4] [--shares 1 0.25] [--tokens 24] [--threads 2]
+python benchmarks/planner.py --recompute
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
+import tempfile
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,6 +40,8 @@ SHARES = (1.0, 0.5, 0.25, 0.125)
 WORKLOADS = ("it", "c")
 TOKENS, WARM_TOKENS = 48, 8
 WITHIN, AIM, PAIRS_AIM = 0.20, 0.80, 0.90
+FITTED_TO, COVERAGE = "it", 0.90
+"""The domain whose settings the interval's term for the model's own error was fitted to, and what it aims at."""
 MOST_OTHERS_CORES = 0.1
 """What other programs may take of the machine while one setting is measured."""
 Row = dict[str, Any]
@@ -86,41 +93,50 @@ def calibrated(folder: Path, threads: int) -> dict[str, Any]:
     return found
 
 
-def expected(folder: Path, calibration: dict[str, Any]) -> dict[str, Row]:
-    """What the planner says of every setting, before any of them runs."""
+def inflated(folder: Path) -> Path:
+    """A folder with the config of the inflated model alone, from which its sizes are known."""
+    config = json.loads((reference.path() / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"moe_intermediate_size": WIDTH}), encoding="utf-8")
+    return folder
+
+
+def expected(config: Path, calibration: dict[str, Any]) -> dict[str, Row]:
+    """What the planner says of every setting."""
     from hotset.analysis.planner.calibration import read_document
     from hotset.analysis.planner.hits import replay_hits
     from hotset.analysis.planner.inspecting import inspect_model
+    from hotset.analysis.planner.intervals import interval
     from hotset.analysis.planner.planning import Planner
+    from hotset.analysis.planner.prompts import PromptTimes
     from hotset.analysis.planner.tiers import Memory
     from hotset.analysis.planner.times import TokenTimes
     from hotset.analysis.planner.workload import like
 
     rates = read_document(calibration | {"curves": {}}).rates()
-    rows = {}
+    model, rows = inspect_model(str(config), 4096), {}
     for workload in WORKLOADS:
-        for name in FORMATS:
-            model = inspect_model(str(folder / name), 4096)
-            hits = replay_hits(like(workload, model.shape).trace, ("blend",))
-            planner = Planner(model, Memory(1 << 40), hits, lambda _: rates)
-            times = TokenTimes(model, model.precisions()[0], rates)
+        hits = replay_hits(like(workload, model.shape).trace, ("blend",))
+        planner = Planner(model, Memory(1 << 40), hits, lambda _: rates)
+        tokens = _prompt_tokens(workload)
+        for name, (precision, _) in FORMATS.items():
+            times = TokenTimes(model, model.precision(precision), rates)
+            prompts = PromptTimes(times, hits.popularity)
             for share in SHARES:
                 slots = int(share * model.shape.total_experts)
                 policy, token_s = planner.fastest(times, slots)
-                low_s, high_s = planner.interval(times, slots, policy, token_s)
-                tokens = _prompt_tokens(folder / name, workload)
+                low_s, high_s = interval(times, hits.curves[policy], slots, token_s)
                 rows[key_of(name, share, workload)] = {
                     "tokens_per_s": 1 / token_s, "low": 1 / high_s, "high": 1 / low_s,
                     "hit_rate": hits.curves[policy].hit_rate(slots),
-                    "prompt_s": sum(times.prompt_s(count, share) for count in tokens),
+                    "prompt_s": sum(prompts.first_token_s(count, share) for count in tokens),
                 }  # fmt: skip
     return rows
 
 
-def _prompt_tokens(model: Path, workload: str) -> list[int]:
+def _prompt_tokens(workload: str) -> list[int]:
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(reference.path() / "tokenizer.json"))
     return [len(tokenizer.encode(prompt.text).ids) for prompt in reference.workload(workload).prompts[:PROMPTS]]
 
 
@@ -151,7 +167,8 @@ def measured(folder: Path, name: str, share: float, workload: str, tokens: int, 
 def cpu_settings(kept: Kept, options: argparse.Namespace) -> tuple[list[Row], dict[str, Any]]:
     """All settings of this machine, measured one by one."""
     calibration = kept.get("calibration", lambda: calibrated(options.folder, options.threads))
-    said = kept.get("expected", lambda: expected(options.folder, calibration))
+    with tempfile.TemporaryDirectory() as place:
+        said = expected(inflated(Path(place)), calibration)
     rows = []
     for share in options.shares:  # formats alternate, so that what else the machine does meets all of them alike
         for workload in WORKLOADS:
@@ -166,6 +183,20 @@ def cpu_settings(kept: Kept, options: argparse.Namespace) -> tuple[list[Row], di
                 rows.append(_row(key, said[key], found))
                 print(_line(rows[-1]), flush=True)
     return rows, calibration
+
+
+def recomputed() -> tuple[list[Row], dict[str, Any]]:
+    """The committed measurements beside what is expected of them now, by the committed calibration."""
+    document = json.loads((RESULTS / "planner.json").read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as place:
+        said = expected(inflated(Path(place)), document["calibration"])
+    rows = []
+    for row in document["rows"]:
+        if row["machine"] == "CPU":
+            found = {name: row[f"measured_{name}"] for name in ("tokens_per_s", "hit_rate", "prompt_s")}
+            rows.append(_row(row["setting"], said[row["setting"]], found | {"others_cores": row["others_cores"]}))
+            print(_line(rows[-1]), flush=True)
+    return rows, document["calibration"]
 
 
 def _row(key: str, said: Row, found: Row) -> Row:
@@ -205,6 +236,39 @@ def judge(rows: list[Row]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def judge_intervals(rows: list[Row]) -> dict[str, Any]:
+    """How many measured speeds lie inside of the intervals: where the model's own error was fitted, and elsewhere."""
+    from hotset.analysis.planner.intervals import MODEL_SPREAD
+
+    own = f", {FITTED_TO}"
+    splits = {
+        f"CPU{own} (fitted to)": [row for row in rows if row["machine"] == "CPU" and row["setting"].endswith(own)],
+        "CPU, others": [row for row in rows if row["machine"] == "CPU" and not row["setting"].endswith(own)],
+        "H200": [row for row in rows if row["machine"] != "CPU" and row["judged"]],
+    }
+    found: dict[str, Any] = {"model_spread": MODEL_SPREAD, "needed_by_what_it_is_fitted_to": None}
+    for name, part in splits.items():
+        if part:
+            inside = [row["expected_low"] <= row["measured_tokens_per_s"] <= row["expected_high"] for row in part]
+            found[name] = {"settings": len(part), "inside": sum(inside)}
+    if fitted := splits[f"CPU{own} (fitted to)"]:
+        found["needed_by_what_it_is_fitted_to"] = needed_spread(fitted, MODEL_SPREAD)
+    return found
+
+
+def needed_spread(rows: list[Row], taken: float) -> float:
+    """The least term with which nine in ten more settings like these are expected inside of their intervals.
+
+    That is the (n + 1) x 0.9th of n settings, by how much each needs beside the other terms.
+    """
+    needed = []
+    for row in rows:
+        off = abs(math.log(row["measured_tokens_per_s"] / row["expected_tokens_per_s"]))
+        others = (row["expected_high"] / row["expected_tokens_per_s"] - 1) ** 2 - taken**2
+        needed.append(math.sqrt(max(math.expm1(off) ** 2 - others, 0.0)))
+    return sorted(needed)[min(math.ceil((len(rows) + 1) * COVERAGE), len(rows)) - 1]
+
+
 def judge_prompts(rows: list[Row], gpu: list[Row]) -> dict[str, Any]:
     """The same for first tokens: a rougher model, told apart."""
     ratios = [row["expected_prompt_s"] / row["measured_prompt_s"] for row in rows]
@@ -223,10 +287,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-cpu", action="store_true", help="judge the GPU's committed results alone")
+    parser.add_argument("--recompute", action="store_true", help="expect anew, and measure nothing")
     parser.add_argument("--dry", action="store_true", help="print, and publish nothing")
     options = parser.parse_args()
     rows, calibration = [], None
-    if not options.no_cpu:
+    if options.recompute:
+        rows, calibration = recomputed()
+    elif not options.no_cpu:
         prepare(options.folder)
         rows, calibration = cpu_settings(Kept(options.folder / "planner_runs.json", options.again), options)
     gpu, prompts = decode_settings(), prompt_settings()
@@ -237,8 +304,10 @@ def main() -> None:
             f"first token, {row['setting']:54} {row['expected_s']:7.3f} s expected, {row['measured_s']:7.3f} measured"
         )
     summary = {"all": judge(rows + gpu), "gpu": judge(gpu), "prompts": judge_prompts(rows, prompts)}
+    summary["intervals"] = judge_intervals(rows + gpu)
     if rows:
         summary["cpu"] = judge(rows)
+        summary["prompts_cpu"], summary["prompts_gpu"] = judge_prompts(rows, []), judge_prompts([], prompts)
     for name, found in summary.items():
         print(name, {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()})
     spread = workload_spread()

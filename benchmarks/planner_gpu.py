@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from hotset.analysis.planner.hits import Hits, replay_hits
+from hotset.analysis.planner.intervals import interval
 from hotset.analysis.planner.model import PlannedModel, Precision
 from hotset.analysis.planner.planning import Planner
+from hotset.analysis.planner.prompts import PromptTimes
 from hotset.analysis.planner.rates import Engine, gpu_rates
 from hotset.analysis.planner.shapes import parse_shape
 from hotset.analysis.planner.tiers import Memory
@@ -76,11 +78,15 @@ def _setting(
     rates = gpu_rates(H200_BYTES_PER_S, 1e9 * document["link_gb_per_s"], 3e9, host=False)
     planner = Planner(model, Memory(1 << 40, 1 << 37), hits, lambda _: rates)
     slots = int(row["share"] * model.shape.total_experts)
-    policy, token_s = planner.fastest(TokenTimes(model, precision, rates), slots)
+    times = TokenTimes(model, precision, rates)
+    policy, token_s = planner.fastest(times, slots)
+    low_s, high_s = interval(times, hits.curves[policy], slots, token_s)
     return {
         "machine": "H200",
         "setting": f"{model.name}, {precision.name}, {100 * row['share']:g} %, prefetch {row['prefetch']}",
         "expected_tokens_per_s": 1 / token_s,
+        "expected_low": 1 / high_s,
+        "expected_high": 1 / low_s,
         "measured_tokens_per_s": 1e3 / row["ms_per_token"],
         "expected_hit_rate": hits.curves[policy].hit_rate(slots),
         "measured_hit_rate": row["hit_rate"],
@@ -124,7 +130,7 @@ def prompt_settings() -> list[dict[str, Any]]:
         rows.append({
             "machine": "H200",
             "setting": f"gpt-oss-20b, 12 layers, {name}, {100 * row['share']:g} %, {row['tokens']} tokens",
-            "expected_s": times.prompt_s(row["tokens"], row["share"]),
+            "expected_s": PromptTimes(times).first_token_s(row["tokens"], row["share"]),
             "measured_s": row["ms"] / 1e3,
         })  # fmt: skip
     return rows

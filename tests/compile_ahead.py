@@ -63,11 +63,21 @@ def compile_forecast(name: str) -> None:
     steps.pick(state, *seen, 1, 1, slots, 0.5, out, picked)
 
 
+def compile_part(kind: str) -> None:
+    """Compile what replays have in common."""
+    from hotset import ahead
+
+    ahead.compile_part(ahead.Part(kind))
+
+
+_KINDS = {"policy": compile_policy, "forecast": compile_forecast, "part": compile_part}
+
+
 def compile_one(job: tuple[str, str]) -> str:
-    """Compile for one policy or forecast; what went wrong, if anything did."""
+    """Compile for one policy, forecast or part; what went wrong, if anything did."""
     kind, name = job
     try:
-        (compile_policy if kind == "policy" else compile_forecast)(name)
+        _KINDS[kind](name)
     except Exception as error:
         return f"{kind} {name}: {error!r}\n"
     return ""
@@ -78,6 +88,7 @@ def main() -> None:
     from hotset import forecasts, policies
 
     jobs = [("policy", name) for name in policies.names()] + [("forecast", name) for name in forecasts.names()]
+    jobs += [("part", kind) for kind in ("curve", "walk", "trial", "shadow")]
     jobs.sort(key=lambda job: job[1] not in SLOW)
     with ProcessPoolExecutor(min(4, os.cpu_count() or 1), get_context("spawn")) as pool:
         sys.stderr.writelines(pool.map(compile_one, jobs))

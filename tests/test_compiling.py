@@ -220,7 +220,7 @@ with TextModel.load(RunOptions(memory="25%")) as text_model:
     compiling._Kept.load_overload = note
     generate(text_model, encode_prompt(text_model, "Il mercato del"), Sampling(max_new_tokens=20))
     text_model.stats()
-print(json.dumps({"parts": found, "kept": ahead.is_compiled(parts), "later": loaded}))
+print(json.dumps({"parts": found, "missing": ahead.missing(parts), "later": loaded}))
 """
 
 
@@ -228,5 +228,109 @@ def test_what_is_compiled_ahead_is_all_that_an_answer_needs() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", AHEAD], capture_output=True, text=True, timeout=300)
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted(found["parts"]) == [["forecast", "gate"], ["policy", "blend"], ["shadow", ""], ["trial", ""]]
-    assert found["kept"]
-    assert found["later"] == []
+    assert found["missing"] == found["later"] == []
+
+
+REPLAYS = """
+import json
+from hotset import ahead, compiling, reference
+from hotset.analysis.caching import CacheQuestion, measure_caching
+from hotset.analysis.planner.hits import replay_hits
+from hotset.sim import Sweep, simulate
+from hotset.sim.curve import lru_curve
+from hotset.sim.forecasting import evaluate
+from hotset.sim.link import Link
+from hotset.sim.sweep import replays_of
+from hotset.trace.combine import interleave
+
+trace = reference.trace("it").with_expert_bytes(1024).select([0, 1, 2])
+sweep = Sweep(policies=["lru"], budgets=["25%"], link=Link(1e9, 1e-3), prefetch="previous")
+replays = replays_of({"it": trace}, sweep)._replace(judged=("previous",))
+parts = ahead.parts_of_replays(replays, curve=True, walk=True)
+for part in ahead.compile_parts(ahead.missing(parts)):
+    pass
+missing = ahead.missing(parts)
+loaded, load = [], compiling._Kept.load_overload
+
+def note(self, *words):
+    loaded.append(self._py_func.__qualname__)
+    return load(self, *words)
+
+compiling._Kept.load_overload = note
+before_s = compiling.compile_seconds()
+simulate({"it": trace}, sweep)
+simulate({"it": interleave(trace, 2)}, sweep)
+lru_curve(trace.events())
+evaluate(trace, ["previous"], (1, 2))
+measure_caching(trace, CacheQuestion(policies=["lru"]))
+replay_hits(trace, ["lru"])
+kinds = sorted(part.kind for part in parts)
+print(json.dumps([kinds, missing, loaded, compiling.compile_seconds() - before_s]))
+"""
+KINDS = ["curve", "judge", "prefetch", "replay", "replay", "walk"]
+
+
+def test_what_is_compiled_ahead_is_all_that_replays_need() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", REPLAYS], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [KINDS, [], [], 0.0]
+
+
+ONE_MISSING = """
+import json
+from hotset import ahead
+from hotset.sim.sweep import Replays
+
+parts = ahead.parts_of_replays(Replays(("lru",)), walk=True)
+print(json.dumps([part.kind for part in ahead.missing(parts)]))
+ahead.compile_part(ahead.Part("walk"))
+"""
+
+
+def test_parts_that_are_on_disk_are_not_missing(tmp_path: Path) -> None:
+    known = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", ONE_MISSING],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        known.append(json.loads(done.stdout.splitlines()[-1]))
+    assert known == [["replay", "walk"], ["replay"]]
+
+
+def test_every_policy_and_forecast_has_its_parts() -> None:
+    from hotset import ahead, forecasts, policies
+
+    parts = ahead.all_parts()
+    assert len(parts) == len(set(parts))
+    assert {name for kind, name in parts if kind == "replay"} == set(policies.names())
+    assert {name for kind, name in parts if kind in ("judge", "prefetch")} == set(forecasts.names())
+    assert set(ahead.usual_parts()) <= set(parts)
+    assert "belady" not in {name for kind, name in parts if kind == "policy"}
+
+
+def test_a_policy_of_a_file_is_a_part_that_another_process_knows() -> None:
+    from hotset import ahead
+    from hotset.plugins import resolve
+    from hotset.sim.sweep import Replays
+
+    file = Path(__file__).parents[1] / "examples" / "own_policy.py"
+    name = resolve(str(file))
+    assert ahead.parts_of_replays(Replays((name,))) == [("replay", str(file.resolve()))]
+    assert ahead.parts_of(name, "off")[0] == ("policy", str(file.resolve()))
+    ahead.compile_part(ahead.Part("replay", str(file)))
+
+
+def test_studies_compile_what_their_traces_can_be_replayed_with() -> None:
+    from dataclasses import replace
+
+    from hotset import reference
+    from hotset.sim import studies
+
+    trace = reference.trace("it")
+    without = replace(trace, predictions=None)
+    for name in studies.names():
+        study = studies.find(name)
+        assert study.replays.policies, name
+        assert "gate" not in (*study.replays_on({"it": without}).judged, *study.replays_on({"it": without}).prefetched)
+    assert "gate" in studies.find("shift").replays_on({"a": without, "b": trace}).judged

@@ -91,7 +91,22 @@ ALLOWED = {
         "errors",
     },
     "report": {"checks", "text", "forecasts", "sim", "cache", "profile", "trace", "shape", "files", "errors"},
-    "ahead": {"compiling", "engine", "cache", "prefetch", "forecasts", "policies", "trace", "shape"},
+    # What is compiled ahead is of all packages that compile.
+    "ahead": {
+        "analysis",
+        "compiling",
+        "engine",
+        "formats",
+        "sim",
+        "store",
+        "cache",
+        "prefetch",
+        "plugins",
+        "forecasts",
+        "policies",
+        "trace",
+        "shape",
+    },
     "generation": {
         "cache",
         "files",
@@ -110,6 +125,7 @@ ALLOWED = {
     },
     "cli": {
         "ahead",
+        "compiling",
         "generation",
         "options",
         "text",

@@ -1,7 +1,9 @@
 """Mutated config, tokenizer, template and index files of the reference model, through the commands' own entry.
 
     python benchmarks/trust/model_files.py --count 2500 --seed 1
+    python benchmarks/trust/model_files.py --model gguf --count 150 --seed 1      or fp8, int4
 
+Of a quantised checkpoint the config and the weights' header are mutated, of a GGUF model its file's header.
 Every case is a folder with one mutated file, given to `run`, `chat` or `doctor` in a worker process with a limit of
 memory and of time. It must end with exit code 0, or with 2 and one line on stderr. In between the intact model is
 run, and must say what it said at first.
@@ -28,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from binary_mutations import gguf_file, safetensors_file
 from mutations import mutate
 
 RESULT = Path(__file__).parents[1] / "results" / "trust_model_files.json"
@@ -39,6 +42,10 @@ FILES = (
     "model.safetensors.index.json", "special_tokens_map.json",
 )  # fmt: skip
 WEIGHTS = (6, 6, 4, 4, 4, 3, 2)
+REFERENCE, GGUF = "reference", "model.gguf"
+QUANTISATION = "quantization_config"
+QUANTISED = {"fp8": "fp8, DeepSeek-V3", "int4": "int4, asymmetric"}
+"""Checkpoints with experts in a published layout, as the tests make them."""
 COMMANDS = {
     "run": ["-p", "Il mercato del", "--max-new-tokens", "2", "--memory", "25%"],
     "chat": ["--max-new-tokens", "2", "--memory", "25%"],
@@ -77,11 +84,58 @@ def base_folder(place: Path) -> Path:
     return place
 
 
+def quantised_folder(place: Path, kind: str) -> Path:
+    """The reference model with its experts in a weight format, or as a GGUF file."""
+    from hotset import reference
+
+    tests = Path(__file__).parents[2] / "tests"
+    sys.path[:0] = [str(tests / name) for name in ("formats", "support")]
+    if kind == "gguf":
+        import gguf_models
+
+        place.mkdir()
+        gguf_models.from_folder(Path(reference.path()), place / GGUF, gguf_models.matrices_as("Q4_0", "BF16"))
+        return place
+    import encoded_models
+    import published
+
+    made = published.PUBLISHED[QUANTISED[kind]]
+    encoded_models.rewrite(Path(reference.path()), place, lambda name, matrix: made.named(name, matrix.float()))
+    encoded_models.edit_config(place, quantization_config=made.config)
+    return place
+
+
+def mutated(name: str, original: bytes, rng: random.Random) -> bytes:
+    """A file of a model, of weights or not, with something changed."""
+    change = {GGUF: gguf_file, "model.safetensors": safetensors_file}.get(name)
+    if change is not None:
+        return change(original, rng)
+    document = json.loads(original) if name == "config.json" else {}
+    if QUANTISATION not in document or rng.random() < 0.4:
+        return mutate(name, original, rng)
+    part = mutate(QUANTISATION, json.dumps(document[QUANTISATION]).encode(), rng)
+    with suppress(ValueError, RecursionError):
+        return json.dumps(document | {QUANTISATION: json.loads(part)}).encode()
+    return part
+
+
+def place_of(folder: Path) -> str:
+    """What a command is given: a folder, or the GGUF file in it."""
+    return str(folder / GGUF if (folder / GGUF).exists() else folder)
+
+
+def files_of(base: Path) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The files of a model that are mutated, and how often each."""
+    if (base / GGUF).exists():
+        return (GGUF,), (1,)
+    return (FILES, WEIGHTS) if (base / SHARD).exists() else (("config.json", "model.safetensors"), (1, 1))
+
+
 @contextmanager
 def case_folder(base: Path, seed: int, case: int) -> Iterator[tuple[Path, str, str]]:
     """A folder with one mutated file, the file's name and the command to give it to."""
     rng = random.Random(f"{seed}/{case}")  # noqa: S311 - cases, no secrets
-    name = rng.choices(FILES, WEIGHTS)[0]
+    name = rng.choices(*files_of(base))[0]
     command = RARE if rng.random() < 0.06 else rng.choice(USUAL)
     if name == "chat_template.jinja" and command == RARE:
         command = "chat"
@@ -91,7 +145,7 @@ def case_folder(base: Path, seed: int, case: int) -> Iterator[tuple[Path, str, s
     for file in base.iterdir():
         if file.name != name:
             os.link(file, place / file.name)
-    (place / name).write_bytes(mutate(name, (base / name).read_bytes(), rng))
+    (place / name).write_bytes(mutated(name, (base / name).read_bytes(), rng))
     try:
         yield place, name, command
     finally:
@@ -160,14 +214,14 @@ def work(base: Path, seed: int) -> None:
             answers.write(json.dumps({"intact": _intact(base, scratch) == first}) + "\n")
         else:
             with case_folder(base, seed, case) as (place, name, command):
-                code, out, err = call([command, str(place), *COMMANDS[command]], scratch)
+                code, out, err = call([command, place_of(place), *COMMANDS[command]], scratch)
             outcome = Outcome(case, name, command, code, out[-2000:], err[-4000:], judge(code, out, err))
             answers.write(json.dumps(asdict(outcome)) + "\n")
         answers.flush()
 
 
 def _intact(base: Path, scratch: Path) -> str:
-    code, out, err = call(["run", str(base), *COMMANDS["run"]], scratch)
+    code, out, err = call(["run", place_of(base), *COMMANDS["run"]], scratch)
     if code != 0:
         raise SystemExit(f"the intact model does not run: {err}")
     return out
@@ -232,15 +286,16 @@ def fuzz(base: Path, seed: int, cases: range, tell: Callable[[Outcome], None]) -
     return outcomes, intact
 
 
-def document(outcomes: list[Outcome], intact: Counter[str], seed: int) -> dict[str, Any]:
+def document(outcomes: list[Outcome], intact: Counter[str], seed: int, model: str) -> dict[str, Any]:
     """The result as it is committed."""
+    of = "" if model == REFERENCE else f" --model {model}"
     faults = Counter(outcome.fault for outcome in outcomes if outcome.fault)
     by_file = {
         name: dict(Counter(f"exit {o.code}" for o in outcomes if o.file == name))
         for name in sorted({o.file for o in outcomes})
     }
     return {
-        "command": f"python benchmarks/trust/model_files.py --count {len(outcomes)} --seed {seed}",
+        "command": f"python benchmarks/trust/model_files.py{of} --count {len(outcomes)} --seed {seed}",
         "count": len(outcomes),
         "seed": seed,
         "commands": dict(Counter(o.command for o in outcomes)),
@@ -260,9 +315,19 @@ def document(outcomes: list[Outcome], intact: Counter[str], seed: int) -> dict[s
     }
 
 
+def beside(found: dict[str, Any], model: str, out: Path) -> dict[str, Any]:
+    """The result with those of other models, which are kept: of the reference model at the top, others below it."""
+    earlier = json.loads(out.read_text()) if out.exists() else {}
+    others = earlier.pop("models", {})
+    if model == REFERENCE:
+        return found | ({"models": others} if others else {})
+    return earlier | {"models": others | {model: found}}
+
+
 def main() -> None:
     """Parse, run, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=[REFERENCE, *QUANTISED, "gguf"], default=REFERENCE)
     parser.add_argument("--count", type=int, default=2500)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=1)
@@ -284,11 +349,12 @@ def main() -> None:
             print(outcome.case, outcome.file, outcome.command, outcome.fault, flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        base = base_folder(Path(folder) / "base")
+        place, kind = Path(folder) / "base", asked.model
+        base = base_folder(place) if kind == REFERENCE else quantised_folder(place, kind)
         outcomes, intact = fuzz(base, asked.seed, range(asked.first, asked.first + asked.count), tell)
-    found = document(outcomes, intact, asked.seed)
+    found = document(outcomes, intact, asked.seed, asked.model)
     print(json.dumps(found, indent=1))
-    asked.out.write_text(json.dumps(found, indent=1) + "\n")
+    asked.out.write_text(json.dumps(beside(found, asked.model, asked.out), indent=1) + "\n")
 
 
 if __name__ == "__main__":

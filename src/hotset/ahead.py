@@ -1,7 +1,7 @@
-"""What a live cache compiles, ahead of the first answer: parts that are compiled side by side in processes, once.
+"""What a live cache and replays compile, ahead of the work: parts that are compiled side by side in processes, once.
 
 Numba keeps machine code on disk for one version of Python, of Numba and of the sources, and one kind of processor: so
-it cannot come with the package. What is there is loaded; the rest is compiled before a model answers.
+it cannot come with the package. What is there is loaded; the rest is compiled before an answer or a replay begins.
 """
 
 from __future__ import annotations
@@ -9,17 +9,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from hotset.compiling import NotKeptError, can_be_kept, only_kept
 
+if TYPE_CHECKING:
+    from hotset.policies.base import Named
+    from hotset.sim.sweep import Replays
+
 NEXT_ROUTER = "gate"
 """The forecast of `--prefetch auto`."""
+USUAL_POLICIES = ("blend", "lfu", "belady", "lru")
+"""What is replayed by `plan`, and by `analyze` where nothing else is asked of it."""
 _MODULE = "hotset.ahead"
+_SLOWEST = ("best", "eam", "transition", "blend", "layered")
+"""Policies and forecasts that take long to compile: they are begun first."""
 
 
 class Part(NamedTuple):
@@ -31,23 +41,82 @@ class Part(NamedTuple):
 
 def parts_of(policy: str, prefetch: str = "auto") -> list[Part]:
     """What a cache with this policy and this prefetch compiles, the longest first."""
-    forecast = [] if prefetch == "off" else [Part("forecast", NEXT_ROUTER if prefetch == "auto" else prefetch)]
-    return [Part("policy", policy), *forecast, *([Part("trial")] if forecast else []), Part("shadow")]
+    from hotset.forecasts import parse as parse_forecast
+    from hotset.policies import parse
+
+    parts = [_part("policy", parse(policy))]
+    if prefetch != "off":
+        name = NEXT_ROUTER if prefetch == "auto" else prefetch
+        parts += [_part("forecast", parse_forecast(name)), Part("trial")]
+    return [*parts, Part("shadow")]
 
 
-def is_compiled(parts: list[Part]) -> bool:
-    """Whether all of it is on disk; it is loaded then."""
+def parts_of_replays(replays: Replays, *, curve: bool = False, walk: bool = False) -> list[Part]:
+    """What replays compile, each part once and the longest first.
+
+    `curve` is LRU at every size, `walk` which experts were resident before each event.
+    """
+    from hotset.forecasts import parse as parse_forecast
+    from hotset.policies import parse
+
+    found = [_part("replay", parse(spec)) for spec in replays.policies]
+    found += [_part("judge", parse_forecast(spec)) for spec in replays.judged]
+    found += [_part("prefetch", parse_forecast(spec)) for spec in replays.prefetched]
+    found += [Part(kind) for kind, wanted in (("curve", curve), ("walk", walk)) if wanted]
+    once = list({(part.kind, part.name.partition(":")[0]): part for part in found}.values())
+    return sorted(once, key=_turn)
+
+
+def parts_of_products(folder: Path) -> list[Part]:
+    """What products with the experts of a packed model compile on a CPU: a part for each weight format."""
+    from hotset.store.packed import is_packed, open_index
+
+    if not is_packed(folder):
+        return []
+    shapes: dict[str, set[str]] = {}
+    for layer in open_index(folder).plan.layers:
+        for matrix in layer.layout.matrices:
+            shapes.setdefault(matrix.format, set()).add(f"{matrix.outputs}x{matrix.inputs}")
+    return [Part("products", " ".join([spec, *sorted(found)])) for spec, found in shapes.items()]
+
+
+def usual_parts() -> list[Part]:
+    """What the usual replays compile."""
+    from hotset.sim.sweep import Replays
+
+    return parts_of_replays(Replays(USUAL_POLICIES), walk=True)
+
+
+def all_parts() -> list[Part]:
+    """What all policies and forecasts compile, live and in replays."""
+    from hotset.forecasts import names as forecasts
+    from hotset.policies import names, parse
+    from hotset.sim.sweep import Replays
+
+    live = [part for name in names() if not parse(name).offline for part in parts_of(name, "off")]
+    ahead = [part for name in forecasts() for part in parts_of("lru", name)]
+    known = tuple(forecasts())
+    replays = parts_of_replays(Replays(tuple(names()), known, known), curve=True, walk=True)
+    return list(dict.fromkeys([*replays, *live, *ahead]))
+
+
+def missing(parts: Iterable[Part]) -> list[Part]:
+    """Those that are not on disk; the others are loaded."""
+    return [part for part in parts if not is_compiled(part)]
+
+
+def is_compiled(part: Part) -> bool:
+    """Whether all of a part is on disk; it is loaded then."""
     try:
         with only_kept():
-            for part in parts:
-                compile_part(part)
+            compile_part(part)
     except NotKeptError:
         return False
     return True
 
 
 def compile_parts(parts: list[Part], meanwhile: Callable[[], object] = lambda: None) -> Iterator[Part]:
-    """Compile what is missing, in as many processes as there are cores, and yield each part that is done.
+    """Compile these parts, in as many processes as there are cores, and yield each that is done.
 
     `meanwhile` is called while the first of them run.
     """
@@ -67,6 +136,20 @@ def compile_parts(parts: list[Part], meanwhile: Callable[[], object] = lambda: N
 def compile_part(part: Part) -> None:
     """Run the code of a part on next to nothing, in this process."""
     _KINDS[part.kind](part.name)
+
+
+def _part(kind: str, which: Named) -> Part:
+    """The part of a policy or forecast; that of a file is named by the file, which another process knows as well."""
+    from hotset.plugins import file_of
+
+    file = file_of(type(which))
+    return Part(kind, which.spec if file is None else file + which.spec.removeprefix(which.name))
+
+
+def _turn(part: Part) -> tuple[int, bool]:
+    """When a part is begun: the longer it takes, the earlier."""
+    name = part.name.partition(":")[0]
+    return _SLOWEST.index(name) if name in _SLOWEST else len(_SLOWEST), part.kind != "prefetch"
 
 
 class _SideBySide:
@@ -139,8 +222,9 @@ def _serve(policy: str, events: int = 1) -> Any:
 def _policy(name: str) -> None:
     """Serve events, and credit them to a request."""
     from hotset.engine.requests import RequestLog
+    from hotset.plugins import resolve
 
-    log = RequestLog(_serve(name, 2))
+    log = RequestLog(_serve(resolve(name), 2))
     log.serve(1, 0, 0)
     log.all(0)
 
@@ -149,9 +233,10 @@ def _forecast(name: str) -> None:
     """Learn from an event, and pick what to prefetch."""
     from hotset.forecasts import parse
     from hotset.forecasts._kernel import steps_of
+    from hotset.plugins import resolve
     from hotset.prefetch import MIN_PROBABILITY
 
-    forecast, shape = parse(name), _small().shape
+    forecast, shape = parse(resolve(name, "forecast")), _small().shape
     state, steps = forecast.start(shape), steps_of(type(forecast))
     experts, ones = np.array([0, 3], np.int32), np.ones(2, np.int32)
     seen = (0, experts, ones, 1, 1, 0, -1, np.full((1, 1), -1, np.int16))
@@ -181,11 +266,42 @@ def _shadow(_: str) -> None:
     shadow_of(live, BASELINE).replay(take_log(live.usage, live.plan.shape))
 
 
+def _walk(_: str) -> None:
+    """Follow which experts are resident in a replay."""
+    from hotset.analysis.residency_walk import follow
+    from hotset.cache.controller import Replayed
+    from hotset.sim.small_runs import small_trace
+
+    events = small_trace().events()
+    layers, experts = events.shape.layers, events.shape.experts
+    done: Any = Replayed(None, np.zeros(len(events), np.int32), np.zeros((0, 5), np.int32))  # type: ignore[arg-type]
+    follow(events, done, np.zeros(len(events), np.bool_), np.zeros((layers, experts), np.bool_), np.zeros(layers, int))
+
+
+def _products(name: str) -> None:
+    """Make the kernels of some shapes in a weight format; they are compiled as they are made."""
+    from hotset.formats import parse
+
+    spec, *shapes = name.split(" ")
+    for shape in shapes:
+        outputs, _, inputs = shape.partition("x")
+        parse(spec).row_kernels(int(outputs), int(inputs))
+
+
+def _run(kind: str, name: str) -> None:
+    from hotset.sim import small_runs
+
+    getattr(small_runs, kind)(name)
+
+
 _KINDS: dict[str, Callable[[str], None]] = {
     "policy": _policy,
     "forecast": _forecast,
     "trial": _trial,
     "shadow": _shadow,
+    "walk": _walk,
+    "products": _products,
+    **{kind: partial(_run, kind) for kind in ("replay", "judge", "prefetch", "curve")},
 }
 
 if __name__ == "__main__":

@@ -35,10 +35,14 @@ class _CompileClock(event.Listener):
 
     def __init__(self) -> None:
         self.seconds, self._depth, self._began_s = 0.0, 0, 0.0
+        self.tell: Callable[[], object] | None = None  # called when the next compilation begins
 
     def on_start(self, _: Any) -> None:
         if not self._depth:
             self._began_s = time.perf_counter()
+            tell, self.tell = self.tell, None
+            if tell is not None:
+                tell()
         self._depth += 1
 
     def on_end(self, _: Any) -> None:
@@ -54,6 +58,16 @@ event.register("numba:compile", _clock)  # type: ignore[no-untyped-call]
 def compile_seconds() -> float:
     """How long this process has compiled so far."""
     return _clock.seconds
+
+
+@contextmanager
+def telling(tell: Callable[[], object]) -> Iterator[None]:
+    """Within the block `tell` is called once, as soon as something is compiled that is not on disk."""
+    _clock.tell = tell
+    try:
+        yield
+    finally:
+        _clock.tell = None
 
 
 @contextmanager

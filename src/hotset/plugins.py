@@ -29,6 +29,7 @@ PACKAGES = {"policy": "hotset.policies", "forecast": "hotset.forecasts"}
 
 _FILE = re.compile(r"(.+\.py)(:.*)?", re.DOTALL)
 _PLACE = "hotset.plugins:"
+_MODULE = "hotset_plugin_"
 _MAX_BYTES = 4 << 20
 
 _files: dict[str, dict[str, Any]] = {kind: {} for kind in PACKAGES}  # classes that files defined, by name
@@ -67,7 +68,7 @@ def load_file(path: Path, kind: str) -> str:
         raise PolicyError(f"there is no file {path}: name one that defines {kind.upper()}") from None
     except OSError as error:
         raise PolicyError(f"cannot read {path}: {error.strerror or error}") from None
-    name = f"hotset_plugin_{hashlib.sha256(data).hexdigest()[:16]}"  # one name, so that compiled code is found again
+    name = f"{_MODULE}{hashlib.sha256(data).hexdigest()[:16]}"  # one name, so that compiled code is found again
     module = sys.modules.get(name) or _run(path, name)
     cls = _checked(getattr(module, kind.upper(), None), kind, str(path))
     own = {*import_module(PACKAGES[kind]).names()} - _files[kind].keys()
@@ -82,6 +83,12 @@ def load_file(path: Path, kind: str) -> str:
 def registered(kind: str) -> list[str]:
     """The names of what files and entry points define."""
     return sorted(_files[kind].keys() | _entries(kind).keys())
+
+
+def file_of(cls: type) -> str | None:
+    """The file that a class was named by, if it is of one."""
+    module = sys.modules.get(cls.__module__)
+    return str(module.__file__) if module is not None and cls.__module__.startswith(_MODULE) else None
 
 
 def _run(path: Path, name: str) -> ModuleType:

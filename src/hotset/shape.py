@@ -22,6 +22,8 @@ _BINARY = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 _SLOTS = re.compile(r"(\d{1,18})\s*slots?", re.IGNORECASE)
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_NUMBER = re.compile(r"\d{1,18}(?:\.\d+)?")
+_LEAST_MEMORY_BYTES = 1 << 20
 _BARE = re.compile(r"\d{1,3}(?:\.\d+)?")
 
 
@@ -132,6 +134,20 @@ def is_bare_share(text: str) -> bool:
     """Whether a budget is a number without a unit that could be a share: 1 to 100."""
     word = text.strip()
     return bool(_BARE.fullmatch(word)) and 0 < float(word) <= 100
+
+
+def is_bare_size(text: str) -> bool:
+    """Whether a size of memory is a number without a unit, and too small to be meant in bytes; 0 is none."""
+    word = text.strip()
+    return bool(_NUMBER.fullmatch(word)) and 0 < float(word) < _LEAST_MEMORY_BYTES
+
+
+def parse_memory(text: str) -> int:
+    """Read a size of memory as `parse_size` does; of a small number alone it is asked what it counts."""
+    if is_bare_size(text):
+        word = text.strip()
+        raise BudgetError(f'"{word}" is {word} GiB, or {word} bytes? Write "{word}GiB", or "{word}B" for bytes')
+    return parse_size(text)
 
 
 def parse_size(text: str) -> int:

@@ -20,7 +20,9 @@ from hotset.analysis.caching import CacheQuestion
 from hotset.analysis.document import to_document, to_tables
 from hotset.analysis.page import to_page
 from hotset.analysis.page_parts import slug
+from hotset.analysis.page_saliency import MEANINGS
 from hotset.analysis.page_tokens import token_name
+from hotset.analysis.saliency import MEASURES
 from hotset.analysis.write import data_folder, write_report
 from hotset.errors import HotsetError
 from hotset.shape import ExpertKey
@@ -272,3 +274,9 @@ def test_names_of_files_differ_where_words_do() -> None:
     assert names[0] == "user"
     assert len(set(names)) == len(words)
     assert all(re.fullmatch(r"[a-z0-9-]{1,60}", name) for name in names)
+
+
+def test_every_measure_of_saliency_is_told_in_words() -> None:
+    assert MEANINGS.keys() == MEASURES.keys()
+    text = to_page(analyse("drawn", drawn(), QUICK, saliency=SaliencyGrids({"msan": np.ones((3, 8))}, [], "s")))[0]
+    assert "by msan (mean squared norm of its output), the strongest" in text

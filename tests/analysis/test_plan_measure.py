@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from hotset import reference
-from hotset.analysis.planner import measure_experts, measure_reads, measuring
+from hotset.analysis.planner import measure_experts, measure_gpu, measure_reads, measuring
 from hotset.analysis.planner.inspecting import inspect_model
 from hotset.analysis.planner.measuring import Effort, Subject, measure, measurements
 from hotset.errors import HotsetError
@@ -44,6 +45,48 @@ def test_a_machine_is_measured(tmp_path: Path) -> None:
     assert [path for path in tmp_path.iterdir() if path.name != "xdg"] == []  # the sample is gone
     rates = found.rates()
     assert rates.expert_s("int4", MATRICES, found.experts[1].expert_bytes) == found.experts[1].one_s
+
+
+def test_packed_experts_are_measured_with_few_tokens() -> None:
+    found = measure_experts.measure_expert("int4", MATRICES, 0.01)
+    assert found.few_s is not None
+    assert found.few_s > 0
+
+
+def test_a_gpu_is_measured_by_the_calls_that_a_cpu_has_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter((0.5, 0.25, 2.0))  # of a copy within, a copy over the link, and the products
+    monkeypatch.setattr(measure_gpu, "COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr(measure_gpu, "MATRICES", MATRICES)
+    monkeypatch.setattr(measure_gpu, "usual_s", lambda call, _: call() or next(seconds))
+    found = measure_gpu.measure_gpu(torch.device("cpu"), 0.01)
+    assert found.memory_bytes_per_s == 2 * (1 << 20) / 0.5
+    assert found.link_bytes_per_s == (1 << 20) / 0.25
+    weights = 128 * 64 + 64 * 64
+    assert found.expert_bytes_per_s == (2 << 20) // (2 * weights) * 2 * weights / 2.0
+    assert found.name == "cpu"
+
+
+def test_a_machine_with_a_gpu_keeps_its_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(measure_gpu, "COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr(measure_gpu, "MATRICES", MATRICES)
+    monkeypatch.setattr(measuring, "gpu_here", lambda: torch.device("cpu"))
+    calls: list[None] = []
+    found = measure(tmp_path, Subject(MATRICES, 64 << 10), Effort(0.01, 2), advance=lambda: calls.append(None))
+    assert len(calls) == measurements(Subject(MATRICES, 64 << 10))
+    assert found.gpu is not None
+    assert min(found.gpu.memory_bytes_per_s, found.gpu.link_bytes_per_s) > 1e6
+    assert found.machine.endswith(", cpu")
+    assert found.gpu_rates(host=True).prompt_miss_bytes_per_s == found.gpu.link_bytes_per_s
+
+
+def test_a_gpu_without_room_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> float:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(measure_gpu, "COPIED_BYTES", 1 << 20)
+    monkeypatch.setattr(measure_gpu, "usual_s", full)
+    with pytest.raises(HotsetError, match=r"the GPU cannot be measured \(no room\): close other programs"):
+        measure_gpu.measure_gpu(torch.device("cpu"), 0.01)
 
 
 def test_reads_are_checked_and_of_whole_pages(tmp_path: Path) -> None:

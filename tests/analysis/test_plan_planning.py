@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
-from plan_samples import HITS, MODEL, PRECISION, SIZE, planner
+from plan_samples import HITS, MODEL, PRECISION, RATES, SIZE, planner
 
 from hotset.analysis.planner.hits import BOUND, HitCurve, replay_hits, shortened, sizes_of
+from hotset.analysis.planner.intervals import MODEL_SPREAD, interval, share_of
 from hotset.analysis.planner.rates import Engine
-from hotset.analysis.planner.tiers import Memory, bytes_for, least_bytes
+from hotset.analysis.planner.tiers import Memory, bytes_for, least_bytes, least_ram_bytes
+from hotset.analysis.planner.times import TokenTimes
 from hotset.errors import BudgetError, HotsetError
 from hotset.shape import ModelShape
 from hotset.trace import Phase, Trace
@@ -63,11 +70,25 @@ def test_a_row_tells_what_it_should() -> None:
 
 
 def test_what_fits_nowhere_names_the_least() -> None:
-    with pytest.raises(BudgetError, match=r"does not fit in any precision: the least that works is RAM of \d+MiB"):
+    with pytest.raises(BudgetError, match=r"does not fit in any precision: the least that works is RAM of \d+ MiB"):
         planner(MODEL.rest_bytes).rows()
     lines = planner(least_bytes(MODEL, PRECISION) - SIZE).left_out()
     assert lines
-    assert lines[0].startswith("bfloat16 does not fit")
+    assert re.fullmatch(r"bfloat16 does not fit: the least is \d+ MiB of RAM", lines[0])
+    small = planner(1 << 30, gpu_bytes=least_bytes(MODEL, PRECISION) - SIZE).left_out()
+    assert re.fullmatch(r"bfloat16 does not fit: the least is \d+ MiB of GPU memory", small[0])
+    ram = least_ram_bytes(MODEL, PRECISION)
+    assert planner(ram, gpu_bytes=least_bytes(MODEL, PRECISION)).left_out() == []
+    behind = planner(ram - SIZE, gpu_bytes=least_bytes(MODEL, PRECISION)).left_out()
+    assert re.fullmatch(r"bfloat16 does not fit: the least is \d+ MiB of RAM behind the GPU", behind[0])
+
+
+def test_the_interval_has_a_term_for_the_model_itself() -> None:
+    times = TokenTimes(MODEL, PRECISION, replace(RATES, spread=0.0))
+    curve = replace(HITS.curves["blend"], tokens=np.ones(1))
+    assert share_of(times, curve, 8, times.resident_s, 0.4) == pytest.approx(MODEL_SPREAD)
+    low_s, high_s = interval(times, curve, 8, times.resident_s)
+    assert high_s / times.resident_s == pytest.approx(times.resident_s / low_s) == pytest.approx(1 + MODEL_SPREAD)
 
 
 def test_the_interval_grows_with_what_is_not_known() -> None:
@@ -131,3 +152,21 @@ def test_memory_of_a_gpu_is_the_fast_one() -> None:
     assert Memory(5, 7).with_fast(9) == Memory(5, 9)
     assert Memory(5).with_fast(9) == Memory(9)
     assert HITS.best(8) == "blend"
+
+
+def test_the_committed_coverage_is_that_of_the_committed_settings() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "results" / "planner.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    found = document["summary"]["intervals"]
+    assert found["model_spread"] == MODEL_SPREAD
+    assert found["needed_by_what_it_is_fitted_to"] <= MODEL_SPREAD
+    inside = [
+        row["expected_low"] <= row["measured_tokens_per_s"] <= row["expected_high"]
+        for row in document["rows"]
+        if row["judged"]
+    ]
+    parts = [each for each in found.values() if isinstance(each, dict)]
+    assert (sum(inside), len(inside)) == (sum(p["inside"] for p in parts), sum(p["settings"] for p in parts))
+    told = {name: f"{part['inside']} of {part['settings']}" for name, part in found.items() if isinstance(part, dict)}
+    page = (path.parents[2] / "docs" / "results" / "planner.md").read_text(encoding="utf-8")
+    assert all(words in " ".join(page.split()) for words in told.values())

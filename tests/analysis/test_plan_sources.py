@@ -14,11 +14,11 @@ from hotset import reference
 from hotset.analysis.planner import calibration
 from hotset.analysis.planner.calibration import Calibration, CpuFigures, GpuFigures
 from hotset.analysis.planner.hits import replay_hits
-from hotset.analysis.planner.machines import Told, memory_of, parse_target, rates_elsewhere, rates_here
-from hotset.analysis.planner.rates import Engine, ExpertPoint
+from hotset.analysis.planner.machines import Told, assumed, memory_of, parse_target, rates_elsewhere, rates_here
+from hotset.analysis.planner.rates import Engine, ExpertPoint, gpu_rates
 from hotset.analysis.planner.shapes import PRESETS, parse_shape
 from hotset.analysis.planner.tiers import Memory
-from hotset.analysis.planner.workload import distinct_experts, generic, like, profiled, recorded
+from hotset.analysis.planner.workload import generic, like, profiled, recorded
 from hotset.errors import HotsetError
 from hotset.profile import Fingerprint, Profile
 from hotset.shape import ModelShape
@@ -82,12 +82,6 @@ def test_a_profile_becomes_a_workload_with_its_hot_experts(tmp_path: Path) -> No
         profiled(tmp_path / "hot.safetensors", ModelShape(2, 8, 2))
 
 
-def test_distinct_experts_of_many_tokens() -> None:
-    assert distinct_experts(8, 2, 1) == pytest.approx(2)
-    assert distinct_experts(8, 2, 2) == pytest.approx(8 * (1 - 0.75**2))
-    assert distinct_experts(8, 8, 1) == 8
-
-
 @pytest.mark.parametrize(
     ("words", "match"),
     [
@@ -134,7 +128,7 @@ def test_a_calibration_that_is_not_this_machines_is_none(kept: Calibration) -> N
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", "null", '{"version": 2}', '{"version": 1, "cpu": {}}', "negative", "no experts"]
+    "damage", ["{", "[]", "null", '{"version": 2}', '{"version": 1, "cpu": {}}', "negative", "no experts", "few"]
 )
 def test_a_damaged_calibration_is_none(kept: Calibration, damage: str) -> None:
     document = kept.as_dict()
@@ -142,7 +136,9 @@ def test_a_damaged_calibration_is_none(kept: Calibration, damage: str) -> None:
         document["cpu"]["disk_bytes_per_s"] = -1
     if damage == "no experts":
         document["experts"] = []
-    words = json.dumps(document) if damage in ("negative", "no experts") else damage
+    if damage == "few":
+        document["experts"][0] = {**document["experts"][0], "few_s": 0.0}
+    words = json.dumps(document) if damage in ("negative", "no experts", "few") else damage
     calibration.path().write_text(words)
     assert calibration.load() is None
 
@@ -156,6 +152,43 @@ def test_rates_here_take_what_was_said(kept: Calibration) -> None:
     assert rates_of(Engine.HOST).miss_bytes_per_s == 5e9
     assert rates_of(Engine.HOST).far_bytes_per_s == 1e9
     assert rates_of(Engine.DEVICE).layer_s == 1e-4
+    assert rates_of(Engine.DEVICE).prompt_miss_bytes_per_s == 5e9
+
+
+def test_a_measured_gpu_is_kept_and_read_again(kept: Calibration) -> None:
+    gpu = GpuFigures(
+        name="G", memory_bytes_per_s=1e12, link_bytes_per_s=2e10, layer_s=None, host_layer_s=None,
+        expert_bytes_per_s=8e11,
+    )  # fmt: skip
+    calibration.save(replace(kept, machine=calibration.machine_name("G"), gpu=gpu))
+    found = calibration.load()
+    assert found is not None
+    assert found.gpu == gpu
+    elsewhere, here = gpu_rates(1e12, 2e10, 2e9, host=False), found.gpu_rates(host=False)
+    assert here.expert_s("bfloat16", MODEL.matrices, SIZE) == pytest.approx(SIZE / 8e11)
+    better = elsewhere.expert_s("int4", MODEL.matrices, SIZE) / here.expert_s("int4", MODEL.matrices, SIZE)
+    assert better == pytest.approx(0.8 / 0.53)  # as much as plain experts
+    slow = replace(found, gpu=replace(gpu, expert_bytes_per_s=1e10)).gpu_rates(host=False)  # launches, not products
+    assert slow.expert_s("int4", MODEL.matrices, SIZE) == elsewhere.expert_s("int4", MODEL.matrices, SIZE)
+    calibration.save(replace(found, gpu=replace(gpu, link_bytes_per_s=0.0)))
+    assert calibration.load() is None
+
+
+def test_what_is_not_told_of_a_gpu_is_assumed_and_said() -> None:
+    told = Told(gpu="12GiB", ram="32GiB", disk="3GB/s", link="25GB/s")
+    told.check()
+    (line,) = assumed(told)
+    assert "--memory-bandwidth was not given" in line
+    assert "500 GB/s" in line
+    known = replace(told, memory_bandwidth="500GB/s")
+    assert assumed(known) == []
+    guess, sure = (rates_elsewhere(each)(Engine.DEVICE) for each in (told, known))
+    assert replace(guess, spread=sure.spread, source=sure.source) == sure
+    assert guess.spread > 2 * sure.spread
+    lines = assumed(Told(gpu="12GiB"))
+    assert [line.split()[0] for line in lines] == ["--memory-bandwidth", "--link", "--disk"]
+    assert len(assumed(Told(gpu="12GiB"), disk_known=True)) == 2
+    assert rates_elsewhere(Told(gpu="12GiB"), 7e9)(Engine.HOST).far_bytes_per_s == 7e9
 
 
 def test_machines_elsewhere_and_their_memory() -> None:
@@ -174,7 +207,6 @@ def test_machines_elsewhere_and_their_memory() -> None:
     [
         (Told(link="25GB/s"), "--link is between RAM and a GPU"),
         (Told(gpu="0", link="25GB/s"), "--link is between RAM and a GPU"),
-        (Told(gpu="8GiB", memory_bandwidth="1TB/s"), "give its --link"),
         (Told(disk="0GB/s"), "--disk must be above 0"),
         (Told(disk="fast"), "cannot read the link speed"),
         (Told(ram="0"), "--ram must be above 0"),

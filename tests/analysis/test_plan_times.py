@@ -74,18 +74,8 @@ def test_measured_experts_are_taken_before_the_memorys_speed() -> None:
     )
     rates = replace(RATES, experts=points)
     assert rates.expert_s("bfloat16", MODEL.matrices, SIZE) == 5e-4
-    assert rates.many_s("bfloat16", MODEL.matrices, SIZE, 64) == pytest.approx(1e-2)
     assert rates.expert_s("int4", MODEL.matrices, 16384) == pytest.approx(2e-5)  # as fast per byte as the nearest
     assert rates.expert_s("mxfp4", MODEL.matrices, SIZE) == pytest.approx(EXPERT_S)
-
-
-def test_a_prompt_reads_every_expert_once_and_computes_all_tokens() -> None:
-    rates = replace(RATES, flops_per_s=1e9)
-    found = TokenTimes(MODEL, PRECISION, rates).prompt_s(1000, 0.0)
-    weights = sum(outputs * inputs for outputs, inputs in MODEL.matrices)
-    dense_s = 1e6 * 1000 / 1e9
-    experts_s = 4 * (EXPERT_S + 2 * weights * 500 / 1e9 + MOVE_S)
-    assert found == pytest.approx(2 * 1e-3 + dense_s + 2 * (1e-4 + experts_s))
 
 
 def test_machines_that_are_not_there_scale_with_their_memory() -> None:

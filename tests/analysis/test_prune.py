@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_profile_judges_by_frequency_only(tmp_path: Path) -> None:
     save("mixtral", tmp_path / "model")
     path = tmp_path / "profile.safetensors"
     profile_of(tmp_path / "model").save(path)
-    report = prune(tmp_path / "model", tmp_path / "out", keep="5", profile=str(path))
+    report = prune(tmp_path / "model", tmp_path / "out", keep="5", profile=str(path), drop_super_experts=True)
     assert report.kept == ((3, 4, 5, 6, 7),) * 3
     assert "super experts" in report.notes[0]
     with pytest.raises(HotsetError, match="use --by frequency, or --text"):
@@ -159,6 +160,38 @@ def test_a_profile_judges_by_frequency_only(tmp_path: Path) -> None:
     save("mixtral", tmp_path / "fine-tune", seed=1)
     with pytest.raises(HotsetError, match="use a profile of this model"):
         prune(tmp_path / "fine-tune", tmp_path / "other", profile=str(path))
+
+
+def test_a_super_expert_that_a_profile_never_saw_stays(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    folder, layer, expert = tmp_path / "model", 1, 5
+    shutil.copytree(reference.path(), folder, ignore=shutil.ignore_patterns("*.safetensors", "digest.json"))
+    weights = load_file(reference.path() / "model.safetensors")
+    weights[f"model.layers.{layer}.mlp.experts.{expert}.down_proj.weight"] *= 1000
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    uses = np.full((2, 8, 64), 9.0)
+    uses[:, layer, expert] = 0  # used less than any other
+    shape = ModelShape(layers=8, experts=64, top_k=8)
+    raw_profile(shape, fingerprint_of_folder(folder), uses, np.array([5, 5])).save(tmp_path / "chat.safetensors")
+    by_profile = {"keep": "50%", "profile": str(tmp_path / "chat.safetensors")}
+    report = prune(folder, tmp_path / "out", **by_profile)
+    assert (layer, expert) in report.super_experts
+    assert expert in report.kept[layer]
+    assert not any("super" in line for line in report.notes)
+    lost = prune(folder, tmp_path / "lost", **by_profile, drop_super_experts=True)
+    assert expert not in lost.kept[layer]
+    assert "super experts were not looked for" in lost.notes[0]
+
+
+def test_a_model_that_cannot_run_is_not_pruned_by_a_profile_alone(tmp_path: Path) -> None:
+    save("mixtral", tmp_path / "model")  # which has no tokenizer
+    profile_of(tmp_path / "model").save(tmp_path / "p.safetensors")
+    with pytest.raises(HotsetError, match=r"super experts, which must not be dropped.*--drop-super-experts prunes"):
+        prune(tmp_path / "model", tmp_path / "out", keep="5", profile=str(tmp_path / "p.safetensors"))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(HotsetError, match="--drop-super-experts is for --profile"):
+        prune(tmp_path / "model", tmp_path / "out", keep="5", drop_super_experts=True)
 
 
 def test_a_super_expert_stays_whatever_its_score() -> None:

@@ -182,10 +182,43 @@ def test_what_cannot_be_is_one_line(
 def test_foreign_files(bare: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.safetensors"
     text.write_text("no trace at all, only words")
-    assert "is not a trace file" in call("analyze", text).error
+    assert "hotset trace import" in call("analyze", text).error
     assert "is no tokenizer.json" in call("analyze", bare, "--tokenizer", text).error
     assert "leave --prompts out" in call("analyze", bare, "--prompts", text).error
     assert "of different models cannot be put together" in call("analyze", bare, "reference:it").error
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")
     assert "holds no prompts" in call("analyze", "--prompts", empty).error
+
+
+def test_a_policy_of_a_file_is_replayed(bare: Path) -> None:
+    own = Path(__file__).parents[2] / "examples" / "own_policy.py"
+    document = json.loads(call("analyze", bare, "-p", own, "-b", "25%", "--json").out)
+    assert "lru2" in {row["policy"] for row in document["cache"]["rows"]}
+    assert "there is no file none.py" in call("analyze", bare, "-p", "./none.py").error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--limit", "3"), ("--batch", "2"), ("--memory", "25%"), ("--device", "cpu"), ("--dtype", "bfloat16"),
+        ("--max-new-tokens", "9"), ("--record-lookahead", "1"), ("--no-chat",), ("--chat",), ("--no-saliency",),
+        ("--experts", "dense"), ("--trust-remote-code",),
+    ],
+)  # fmt: skip
+def test_what_only_a_run_knows_is_refused_with_traces(bare: Path, words: tuple[str, ...]) -> None:
+    assert f"{words[0]} is for running a model: give one and --prompts FILE" in call("analyze", bare, *words).error
+
+
+def test_prompts_without_a_model_are_named(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("Il mercato\n")
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    line = f"{second} is no model, and --prompts needs one: hotset analyze MODEL --prompts {first} {second}"
+    assert line in call("analyze", "--prompts", first, second).error
+    assert "reference:c is no model" in call("analyze", "--prompts", "reference:it", "reference:c").error
+
+
+def test_a_report_is_html(bare: Path, tmp_path: Path) -> None:
+    assert f"write -o {tmp_path / 'r.html'}" in call("analyze", bare, "-o", tmp_path / "r.txt").error
+    assert list(tmp_path.iterdir()) == []

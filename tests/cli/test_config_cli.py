@@ -51,3 +51,10 @@ def test_a_bad_file_ends_in_one_line_that_names_it(words: tuple[str, ...], conte
     if content is not None:
         Path("bad.toml").write_text(content)
     assert call(*words, "--config", "bad.toml").error.startswith(message)
+
+
+@pytest.mark.parametrize("key", ["policy", "host_policy", "prefetch"])
+def test_code_in_a_file_of_options_names_the_way_that_works(key: str) -> None:
+    Path("hotset.toml").write_text(f'{key} = "./mru.py:admit=score"\n')
+    flag = f"--{key.replace('_', '-')} ./mru.py:admit=score"
+    assert f"a file of options runs no code: give {flag} where the command is typed" in call("run", *PROMPT).error

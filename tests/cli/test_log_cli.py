@@ -40,7 +40,7 @@ def test_lines_of_a_log_file_are_json_and_hold_no_text(tmp_path: Path) -> None:
 def test_notes_and_errors_are_logged_as_text(tmp_path: Path) -> None:
     file = tmp_path / "log.txt"
     call("run", *PROMPT, "--max-new-tokens", "2", "--log-file", file, "-q")  # everything fits, and a note says so
-    assert "WARNING all 512 experts fit" in file.read_text()
+    assert "WARNING memory auto: all 512 experts fit" in file.read_text()
     refused = call("run", *PROMPT, "--memory", "2 slots", "--log-file", file)
     assert f"ERROR {refused.error}\n" in file.read_text()
 

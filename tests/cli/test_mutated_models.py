@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 TRUST = Path(__file__).parents[2] / "benchmarks" / "trust"
-SEED, CASES = 2014, 40
+SEED, CASES, QUANTISED_CASES = 2014, 40, 12
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),
@@ -34,9 +34,24 @@ def test_mutated_files_of_a_model_end_well_or_in_one_line(fuzz: Any, tmp_path: P
     codes = []
     for case in range(CASES):
         with fuzz.case_folder(base, SEED, case) as (place, name, command):
-            words = [command, str(place), *fuzz.COMMANDS[command]]
+            words = [command, fuzz.place_of(place), *fuzz.COMMANDS[command]]
             code, out, err = fuzz.call(words, tmp_path)
         assert fuzz.judge(code, out, err) is None, (case, name, command, err)
         codes.append(code)
     assert set(codes) == {0, 2}
     assert fuzz.call(["run", str(base), *fuzz.COMMANDS["run"]], tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["fp8", "gguf"])
+def test_mutated_quantised_models_end_well_or_in_one_line(fuzz: Any, kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    base = fuzz.quantised_folder(tmp_path / "base", kind)
+    assert fuzz.call(["run", fuzz.place_of(base), *fuzz.COMMANDS["run"]], tmp_path)[0] == 0
+    codes = []
+    for case in range(QUANTISED_CASES):
+        with fuzz.case_folder(base, SEED, case) as (place, name, command):
+            assert (place / name).read_bytes() != (base / name).read_bytes()
+            code, out, err = fuzz.call([command, fuzz.place_of(place), *fuzz.COMMANDS[command]], tmp_path)
+        assert fuzz.judge(code, out, err) is None, (case, name, command, err)
+        codes.append(code)
+    assert 2 in codes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ SHAPE = ("--shape", "layers=4,experts=16,top_k=2,hidden=512,intermediate=512,voc
 ELSEWHERE = (*SHAPE, "--ram", "1200MiB", "--memory-bandwidth", "50GB/s", "--disk", "2GB/s")
 GPU = (*SHAPE, "--gpu", "1GiB", "--ram", "2GiB", "--memory-bandwidth", "1TB/s", "--link", "25GB/s", "--disk", "2GB/s")
 MATRICES = ((64, 256), (256, 32))
+POINTS = [ExpertPoint(name, MATRICES, 49152, 1e-5, 1e-4) for name in SPECS]
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +51,7 @@ def measured() -> Calibration:
         memory_bytes_per_s=2e10, layer_s=1e-3, event_s=2e-4, partial_s=1e-4, miss_s=2e-4, read_s=1e-4,
         disk_bytes_per_s=2e9, busy=0.9, kept=0.6, threads=2,
     )  # fmt: skip
-    points = [ExpertPoint(name, MATRICES, 49152, 1e-5, 1e-4) for name in SPECS]
-    found = Calibration(calibration.machine_name(), "2026-11-17", cpu, points)
+    found = Calibration(calibration.machine_name(), "2026-11-17", cpu, POINTS)
     hits = replay_hits(like("it", reference.trace("it").shape).trace, ("lru",))
     found = found.with_curve(hits.curves["lru"])
     calibration.save(found)
@@ -130,14 +132,45 @@ def test_memory_auto_says_what_was_chosen(measured: Calibration, monkeypatch: py
     done = call("run", "-p", "Il mercato", "--max-new-tokens", "3", "--json")
     assert done.code == 0, done
     json.loads(done.out)
-    (line,) = [line for line in done.err.splitlines() if "memory auto" in line]
-    assert "% resident" in line
+    (line,) = [line for line in done.err.splitlines() if "auto" in line]
+    assert "% resident: all that is free beside the rest of the model" in line
+    assert "experts auto: bfloat16, as the checkpoint has them" in line
     assert "tokens per second; another 2.00 GiB would bring" in line
     calibration.path().unlink()
     done = call("run", "-p", "Il mercato", "--max-new-tokens", "3")
-    assert "hotset doctor MODEL --measure" in done.err
-    assert "memory auto" not in call("run", "-p", "Il", "--max-new-tokens", "2", "--memory", "25%").err
+    (line,) = [line for line in done.err.splitlines() if "auto" in line]
+    assert re.search(
+        r"packed as int4 \(lossy\) \d\d % would be resident: hotset pack MODEL -o OUT --experts int4", line
+    )
+    assert line.endswith("hotset doctor MODEL --measure, once, would let this line say what to expect")
+    assert "auto" not in call("run", "-p", "Il", "--max-new-tokens", "2", "--memory", "25%").err
     assert measured.gpu is None
+
+
+def test_the_best_other_precision_is_named_and_not_chosen(
+    measured: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total = reference.trace("it").shape.total_experts * 49152
+    monkeypatch.setattr("hotset.models.account.Account.expert_bytes", property(lambda _: total // 2))
+    points = [each._replace(one_s=each.one_s / (9 if each.precision == "int4" else 1)) for each in POINTS]
+    calibration.save(replace(measured, experts=points))
+    done = call("run", "-p", "Il mercato", "--max-new-tokens", "3", "--json")
+    assert "packed as int4 (lossy) it would all fit: hotset pack MODEL -o OUT --experts int4, about" in done.err
+    assert json.loads(done.out)["stats"]["slots"] < 512
+
+
+def test_where_all_fits_one_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("Il mercato\n")
+    commands = (
+        ("run", "-p", "Il", "--max-new-tokens", "2"),
+        ("analyze", "--prompts", tmp_path / "p.txt", "--max-new-tokens", "2"),
+        ("analyze", "--prompts", tmp_path / "p.txt", "--max-new-tokens", "2", "--no-saliency"),
+    )
+    for words in commands:
+        told = call(*words).err.splitlines()
+        (line,) = [line for line in told if "fit" in line or "auto" in line]
+        assert "memory auto: all 512 experts fit (24.0 MiB); experts auto: bfloat16, as the checkpoint" in line
+        assert ("as transformers made it" in line) == (words is not commands[1])
 
 
 def test_doctor_measures_and_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -179,6 +212,8 @@ def test_doctor_measures_and_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ((*ELSEWHERE, "--more", "lots"), "cannot read the size"),
         ((*ELSEWHERE, "--link", "25GB/s"), "--link is between RAM and a GPU"),
         ((*ELSEWHERE, "--plot", "plan.bmp"), "must end in .png"),
+        ((*SHAPE, "--ram", "10MiB", "--memory-bandwidth", "50GB/s"), "a model of this --shape does not fit"),
+        ((*SHAPE, "--csv", "/nonexistent/x.csv"), "there is no folder /nonexistent"),
         (("--shape", "layers=4"), "--shape lacks experts"),
         (("./nowhere", "--ram", "1GiB", "--memory-bandwidth", "50GB/s"), "there is no folder ./nowhere"),
     ],
@@ -187,10 +222,37 @@ def test_impossible_input_is_one_line(words: tuple[str, ...], match: str) -> Non
     assert match in call("plan", *words).error
 
 
-def test_a_gpu_that_is_not_here_needs_rates(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_here_has_assumed_rates(measured: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotset.cli.plan_sources.gpu_here", lambda: None)
-    assert "give --memory-bandwidth and --link" in call("plan", *SHAPE, "--gpu", "8GiB").error
+    done = call("plan", *SHAPE, "--gpu", "8GiB", "--ram", "8GiB", "--json")
+    found = json.loads(done.out)
+    assert [line.split()[0] for line in found["notes"][:2]] == ["--memory-bandwidth", "--link"]
+    assert not any("--disk" in line for line in found["notes"])  # that of this machine is measured
+    assert found["rates"] == "assumed in part"
+    told = ("--memory-bandwidth", "500GB/s", "--link", "25GB/s", "--disk", "2GB/s")
+    sure = document(*SHAPE, "--gpu", "8GiB", "--ram", "8GiB", *told)["rows"][0]
+    guess = found["rows"][0]
+    assert guess["tokens_per_s"] == sure["tokens_per_s"]
+    assert guess["high_tokens_per_s"] > 1.15 * sure["high_tokens_per_s"]
     assert measured.gpu is None
+
+
+def test_the_form_of_the_documents_needs_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotset.cli.plan_sources.gpu_here", lambda: None)
+    done = call("plan", *SHAPE, "--gpu", "1GiB", "--ram", "2GiB", "--like", "it", "--link", "25GB/s", "--disk", "3GB/s")
+    assert done.code == 0, done
+    assert "500 GB/s is assumed" in done.err
+    assert "a model of this --shape" in done.out
+
+
+def test_engines_are_told_by_precision_where_they_differ() -> None:
+    mixed = ("--shape", "layers=8,experts=64,top_k=4,hidden=1024,intermediate=768,vocab=1000", "--gpu", "1GiB", "--ram",
+             "2GiB", "--memory-bandwidth", "1TB/s", "--link", "25GB/s", "--disk", "2GB/s")  # fmt: skip
+    rows = document(*mixed)["rows"]
+    assert {row["engine"] for row in rows} == {"device", "host"}
+    names = [row["precision"] for row in rows if row["engine"] == "device"]
+    assert f"the GPU drives itself ({', '.join(names)})" in " ".join(call("plan", *mixed).out.split())
+    assert "the CPU computes; rates" in " ".join(call("plan", *ELSEWHERE).out.split())
 
 
 def test_doctor_says_what_to_expect_of_a_model(measured: Calibration) -> None:

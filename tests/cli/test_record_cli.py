@@ -177,7 +177,7 @@ def test_prefetch_and_staging_are_for_a_recording_to_choose(prompts: Path) -> No
     stats = json.loads(done.stdout)["stats"]
     assert stats["staging"] == 6
     assert stats["prefetch"] is None
-    assert "ahead" not in stats["memory"]
+    assert "prefetch" not in stats["memory"]
 
 
 def test_run_and_record_spell_their_options_alike(prompts: Path, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_nothing_that_an_event_needs_is_ever_overwritten(
             assert torch.equal(model(ids).logits, stock(ids).logits)
     held = model.hotset.engine.resident_bytes()
     size = model.hotset.stats()["expert_bytes"]
-    prefetch = {"ahead": 4 * size} if slots < 512 else {}
+    prefetch = {"prefetch": 4 * size} if slots < 512 else {}
     assert held == {"slots": min(slots, 512) * size, "staging": staging * size} | prefetch
     model.hotset.close()
 

@@ -65,6 +65,21 @@ def repeated(scales: Numbers, rows: int, columns: int, outputs: int, inputs: int
     return np.repeat(np.repeat(scales, rows, -2), columns, -1)[..., :outputs, :inputs]
 
 
+def extremes(scales: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Scales that are all at a limit of their type: zeros, subnormal numbers, the largest, and what is no number.
+
+    Those of one byte are all codes but 255, which is no number as an exponent, and one in some libraries.
+    """
+    count, kind = scales.numel(), scales.dtype
+    if scales.element_size() == 1:
+        return ((torch.arange(count) + 20 * first) % 255).to(torch.uint8).view(kind).view(scales.shape)
+    info = torch.finfo(kind)
+    least = info.tiny * info.eps  # the smallest above zero
+    limits = [0.0, -0.0, least, -least, info.tiny - least, info.tiny, info.max, info.min, torch.inf, torch.nan, 1.0]
+    places = (torch.arange(count) + first) % len(limits)
+    return torch.tensor(limits, dtype=torch.float64).to(kind)[places].view(scales.shape)
+
+
 # ------------------------------------------------------------------------------------------------ encoders of a matrix
 
 
@@ -224,7 +239,7 @@ def ct_integer(bits: int, group: int, symmetric: bool, kind: torch.dtype = torch
     return Published(encode, decode, config, bits / 8 + (0.07 if symmetric else 0.2))
 
 
-def gptq(bits: int, group: int, second: bool, by_index: bool) -> Published:
+def gptq(bits: int, group: int, second: bool, by_index: bool, **config: Any) -> Published:
     def encode(matrix: torch.Tensor) -> Tensors:
         inputs = matrix.shape[1]
         order = torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs)) if by_index else None
@@ -244,11 +259,11 @@ def gptq(bits: int, group: int, second: bool, by_index: bool) -> Published:
             zeros = (zeros + 1) % (1 << bits)
         return scaled(codes, zeros, tensors["scales"].T, tensors["g_idx"].numpy())
 
-    config = {
+    said = {
         "quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": by_index, "sym": False,
-        "checkpoint_format": "gptq_v2" if second else "gptq",
+        "checkpoint_format": "gptq_v2" if second else "gptq", **config,
     }  # fmt: skip
-    return Published(encode, decode, config, bits / 8 + (0.4 if by_index else 0.2))
+    return Published(encode, decode, said, bits / 8 + (0.4 if by_index else 0.2))
 
 
 def awq(group: int) -> Published:
@@ -327,6 +342,7 @@ PUBLISHED = {
     "int4, asymmetric": ct_integer(4, 16, False),
     "gptq": gptq(4, 16, second=False, by_index=False),
     "gptq, version 2, any order": gptq(4, 16, second=True, by_index=True),
+    "gptq, static groups, any order": gptq(4, 16, second=False, by_index=True, desc_act=False),
     "gptq, 8 bits, any order": gptq(8, 32, second=False, by_index=True),
     "awq": awq(16),
 }  # fmt: skip

@@ -21,14 +21,14 @@ from hotset.generation.calibration import TextCalibration  # noqa: E402
 from hotset.generation.packs import PackMaker  # noqa: E402
 from hotset.generation.text_model import load_tokenizer  # noqa: E402
 from hotset.generation.texts import built_in_text, refuse_shared, text_of_file  # noqa: E402
-from hotset.models import quality, windows  # noqa: E402
+from hotset.models import packing, quality, windows  # noqa: E402
 from hotset.models.load import load_model  # noqa: E402
 from hotset.models.moments import LayerMoments, Moments  # noqa: E402
 from hotset.models.packing import pack  # noqa: E402
 from hotset.models.quality import Distances  # noqa: E402
 from hotset.models.windows import TokenText, Window  # noqa: E402
 from hotset.options import RunOptions  # noqa: E402
-from hotset.store.packed import open_index  # noqa: E402
+from hotset.store.packed import open_index, write_quality  # noqa: E402
 
 MODEL = str(reference.path())
 CPU = RunOptions(device="cpu", memory="50%")
@@ -311,7 +311,25 @@ def test_a_pack_is_not_made_small_again(packed: Path, german: Path, tmp_path: Pa
     for kind in ("int8", "int4", "mxfp4"):
         with pytest.raises(HotsetError, match="is a pack, whose experts stay as they are: give the model"):
             PackMaker(str(packed), tmp_path / "again", CPU, experts=kind, calibrate=german).make(silent)
+        with pytest.raises(HotsetError, match="is a pack, whose experts stay as they are: give the model"):
+            pack(packed, tmp_path / "again", experts=kind)
     assert not (tmp_path / "again").exists()
+
+
+def test_a_pack_of_a_pack_keeps_its_quality(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its experts are the same bytes."""
+    first, compared = Path(shutil.copytree(packed, tmp_path / "first")), {"name": "a", "sha256": "0" * 64, "tokens": 9}
+    figures = dict.fromkeys(("kl_mean", "kl_p99", "same_top", "perplexity", "packed_perplexity"), 1.5)
+    known = {"text": compared, "dtype": "bfloat16", "tokens": 9, **figures}
+    write_quality(first, known)
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "keep_quality", lambda *_: None)  # interrupted just before
+        assert pack(first, tmp_path / "again").quality is None
+    assert pack(first, tmp_path / "again").quality == known
+    assert pack(first, tmp_path / "third").quality == known
+    pack(MODEL, tmp_path / "int8", experts="int8")
+    packing.keep_quality(first, tmp_path / "int8")
+    assert open_index(tmp_path / "int8").quality is None
 
 
 def test_a_text_of_no_use_is_found_before_anything_is_packed(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from hotset.errors import HotsetError
-from hotset.prefetch import MIN_PROBABILITY, Claim, Driver, PrefetchPlan, plan_prefetch, prefetch_rows
+from hotset.prefetch import MIN_PROBABILITY, Claim, Driver, PrefetchPlan, PrefetchTrial, plan_prefetch, prefetch_rows
 from hotset.shape import ModelShape
 
 SHAPE = ModelShape(8, 64, 8, 1 << 20)
@@ -50,14 +50,30 @@ def test_ranks_are_no_more_than_experts_and_a_forced_forecast_has_no_trial() -> 
 
 @pytest.mark.parametrize(
     "wrong", [{"rows": -1}, {"rows": 1.5}, {"layers_ahead": 0}, {"layers_ahead": 4}, {"min_probability": -0.1},
-              {"max_ranks": 0}, {"driver": "tpu"}, {"claim": "some"}],
+              {"max_ranks": 0}, {"driver": "tpu"}],
 )  # fmt: skip
 def test_plans_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(HotsetError):
         replace(plan_prefetch("cpu", SHAPE), **wrong)  # type: ignore[arg-type]
 
 
-def test_every_rule_has_one_field() -> None:
-    assert {field.name for field in fields(PrefetchPlan)} >= {
-        "layers_ahead", "rows", "min_probability", "max_ranks", "wraps", "claim", "cancels", "adaptive", "trial",
+@pytest.mark.parametrize("rule", ["wraps", "adaptive", "layer_trial"])
+def test_a_rule_that_the_device_does_not_follow_is_not_in_its_plan(rule: str) -> None:
+    assert getattr(plan_prefetch("cpu", SHAPE), rule)
+    assert getattr(plan_prefetch("host", SHAPE), rule)
+    with pytest.raises(HotsetError, match=f"{rule} is a rule of hosts: leave it out"):
+        replace(plan_prefetch("device", SHAPE), **{rule: True})  # type: ignore[arg-type]
+
+
+def test_every_field_is_one_that_a_driver_follows() -> None:
+    """Each has a test of the live host and the simulator in tests/engine/host/test_followed_plan.py."""
+    assert {field.name for field in fields(PrefetchPlan)} == {
+        "driver", "rows", "layers_ahead", "max_ranks", "min_probability", "trial", "wraps", "adaptive", "layer_trial",
     }  # fmt: skip
+
+
+def test_the_trial_of_a_plan_has_its_rules() -> None:
+    for rules in ({}, {"trial": False}, {"adaptive": False}, {"layer_trial": False}, {"rows": 3}):
+        plan = replace(plan_prefetch("host", SHAPE), **rules)  # type: ignore[arg-type]
+        options = PrefetchTrial.of(plan, SHAPE.layers).state.options.tolist()
+        assert options == [plan.trial, plan.rows, plan.adaptive, plan.layer_trial]

@@ -11,6 +11,16 @@ from hotset.report.svg import Figure
 from hotset.report.svg_grids import Axes, draw_grid, rising
 
 _PARTS = 9
+MEANINGS = {
+    "frequency": "share of tokens that choose the expert",
+    "gate": "sum of the weights that its output gets, per token",
+    "man": "mean norm of its output",
+    "msan": "mean squared norm of its output",
+    "ean": "sum of the norms of its outputs",
+    "reap": "mean of the norm of its output times the weight that it gets",
+    "largest": "largest absolute number in its outputs",
+}
+"""What each measure is, in words; those of others are called by their names."""
 
 
 def saliency_section(saliency: SaliencyGrids) -> Section:
@@ -21,7 +31,7 @@ def saliency_section(saliency: SaliencyGrids) -> Section:
     for name, grid in saliency.measures.items():
         section.show(
             _grid(name, np.asarray(grid, np.float64)),
-            f"Each cell is one expert; its colour is its rank by {name} within its layer, the strongest for "
+            f"Each cell is one expert; its colour is its rank within its layer by {_meaning(name)}, the strongest for "
             "the highest. Experts are compared within a layer only.",
         )
     rows = [
@@ -38,6 +48,10 @@ def saliency_section(saliency: SaliencyGrids) -> Section:
     elif saliency.measures:
         section.say("No expert stands out as a super expert.")
     return section
+
+
+def _meaning(name: str) -> str:
+    return f"{name} ({MEANINGS[name]})" if name in MEANINGS else name
 
 
 def _value(grid: Floats, key: tuple[int, int]) -> str:

@@ -39,8 +39,8 @@ code{font:13px ui-monospace,SFMono-Regular,Menlo,monospace;background:var(--pane
  white-space:pre}
 .tok small{color:var(--soft);margin-left:5px}
 footer{max-width:1000px;margin:50px auto 30px;padding:14px 30px;color:var(--soft);font-size:13px}
-@media print{body{font-size:11pt}main,header,nav,footer{max-width:none;padding:0}h2{break-after:avoid}
- section{break-inside:auto}.wide{overflow:visible}}
+@media print{body{font-size:11pt}main,header,nav,footer{max-width:none;padding:0}header{padding-top:12pt}
+ h2{break-after:avoid}section{break-inside:auto}.wide{overflow:visible}}
 @media (max-width:640px){main,nav{padding:0 16px}header{padding:20px 16px 0}nav ol{columns:1}}
 @media screen and (max-width:640px){.fig{max-width:none;width:680px}}
 """

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hotset.analysis.prune_plan import PrunePlan, shapes_of, smaller_model
 from hotset.analysis.prune_source import RECORD_FILE, PruneSource
 from hotset.analysis.prune_writer import PruneFolder, tidy
 from hotset.analysis.saliency import MEASURES, MIN_TOKENS, Saliency
-from hotset.analysis.saliency_runs import Workload, record_saliency
+from hotset.analysis.saliency_runs import BuiltInText, Workload, record_saliency
 from hotset.errors import HotsetError
 from hotset.models.packing import fingerprint
 from hotset.options import RunOptions
@@ -32,6 +32,7 @@ SHARD_BYTES = 1 << 30
 """A kill costs what was written of one file."""
 STATE_FILE = "saliency.safetensors"
 """What a run over text has come to, in the folder of a checkpoint that is not finished."""
+_NOT_LOOKED_FOR = "super experts were not looked for: one may be among those that are gone"
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 """Given what is done, a progress callback for the length of a block."""
 
@@ -68,6 +69,7 @@ class Pruner:
     profile: str | None = None
     saliency: Path | None = None
     save_saliency: Path | None = None
+    drop_super_experts: bool = False  # with a profile: do without the run that finds them
     shard_bytes: int = SHARD_BYTES
 
     def prune(self, bar: Bar) -> PruneReport:
@@ -86,6 +88,8 @@ class Pruner:
         known = self._known(source)
         with PruneFolder(out, owner) as folder:
             judged = known or self._recorded(folder.folder / STATE_FILE, bar)
+            if self.profile is not None and not self.drop_super_experts:
+                judged = replace(judged, protected=self._super_experts(folder.folder / STATE_FILE, bar))
             kept = choose(judged.scores, keep, source.rules, judged.protected)
             folder.choose(json.dumps(kept).encode())
             plan = PrunePlan(source.checkpoint, shapes, kept)
@@ -111,6 +115,8 @@ class Pruner:
                 f"a profile has counts, and --by {self.by} needs the outputs of experts: use --by frequency, or --text "
                 "FILE"
             )
+        if self.drop_super_experts and self.profile is None:
+            raise HotsetError("--drop-super-experts is for --profile, which does not know them: leave it out")
         if self.save_saliency is not None and self.workload is None:
             raise HotsetError("--save-saliency keeps what was recorded over --text or --prompts: add one of them")
 
@@ -118,7 +124,8 @@ class Pruner:
         if self.workload is not None:
             judged = self.workload.name
         elif self.profile is not None:
-            judged = _dated("profile", locate(self.profile))
+            without = ", super experts not looked for" if self.drop_super_experts else ""
+            judged = _dated("profile", locate(self.profile)) + without
         else:
             judged = _dated("saliency", self.saliency or Path())
         state = fingerprint(source.checkpoint.files, source.folder)
@@ -127,7 +134,8 @@ class Pruner:
     def _known(self, source: PruneSource) -> _Judged | None:
         """The scores of all experts by a file, if there is one: what is wrong with it is found before the work."""
         if self.profile is not None:
-            return _judged_by_profile(Profile.load(locate(self.profile)), source)
+            judged = _judged_by_profile(Profile.load(locate(self.profile)), source)
+            return replace(judged, notes=[_NOT_LOOKED_FOR]) if self.drop_super_experts else judged
         if self.saliency is None:
             return None
         found = Saliency.load(self.saliency)
@@ -143,6 +151,18 @@ class Pruner:
         if self.save_saliency is not None:
             found.save(self.save_saliency)
         return _judged_by(found, self.by)
+
+    def _super_experts(self, state: Path, bar: Bar) -> Any:
+        """The experts that no profile tells and that must stay: by a short run over the text that ships with hotset."""
+        try:
+            with bar("looking for super experts") as progress:
+                found = record_saliency(self.model, BuiltInText(), self.options, state=state, progress=progress)
+        except (HotsetError, ImportError, ValueError, RuntimeError, MemoryError) as error:
+            raise HotsetError(
+                f"super experts, which must not be dropped, cannot be found: the model does not run here ({error}); "
+                "--drop-super-experts prunes without knowing them"
+            ) from error
+        return found.super_experts()
 
     def _record(
         self, source: PruneSource, owner: dict[str, str], judged: _Judged, kept: Kept, plan: PrunePlan
@@ -200,8 +220,7 @@ def _judged_by_profile(profile: Profile, source: PruneSource) -> _Judged:
     own = source.fingerprint()
     if why := profile.fingerprint.refuse(own, allow_foreign=False):
         raise HotsetError(f"the profile does not fit: {why.partition(':')[0]}; use a profile of this model")
-    note = "a profile does not tell super experts, which must not be dropped: --text FILE finds and keeps them"
-    return _Judged(profile.uses.sum(axis=0), None, own, [note])
+    return _Judged(profile.uses.sum(axis=0), None, own, [])
 
 
 def _lossy(keep: int, experts: int, by: str) -> str:

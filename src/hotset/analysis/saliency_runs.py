@@ -18,7 +18,7 @@ from hotset.generation.prompt_files import LabelledPrompt, read_text
 from hotset.generation.prompts import encode_prompt
 from hotset.generation.sampling import Sampling
 from hotset.generation.text_model import TextModel, load_tokenizer
-from hotset.generation.texts import text_of_file
+from hotset.generation.texts import BUILT_IN, built_in_text, text_of_file
 from hotset.models.load import load_model
 from hotset.models.windows import PASS_TOKENS, WINDOW_TOKENS, Window, run_over
 from hotset.options import RunOptions
@@ -67,10 +67,23 @@ class TextFiles:
         """Windows of one length each: what fills a shorter one up would count as tokens."""
         share = max(self.most_tokens // len(self.files), 1)
         texts = [text_of_file(file, tokenizer, share, whole=True) for file in self.files]
-        windows = sorted((window for text in texts for window in text.windows), key=lambda one: -len(one.ids))
-        many = PASS_TOKENS // WINDOW_TOKENS
-        alike = [list(group) for _, group in groupby(windows, key=lambda one: len(one.ids))]
-        return [group[first : first + many] for group in alike for first in range(0, len(group), many)]
+        return _alike([window for text in texts for window in text.windows])
+
+    def run(self, text_model: TextModel, one: Sequence[Window]) -> None:
+        """Run the model over some windows."""
+        run_over(text_model.model, one)
+
+
+@dataclass(frozen=True)
+class BuiltInText:
+    """The text in 14 languages and notations that ships with hotset, teacher-forced: it takes next to no time."""
+
+    name = BUILT_IN
+    context = PASS_TOKENS
+
+    def passes(self, tokenizer: Any) -> Sequence[Sequence[Window]]:
+        """Windows of one length each."""
+        return _alike(built_in_text(tokenizer).windows)
 
     def run(self, text_model: TextModel, one: Sequence[Window]) -> None:
         """Run the model over some windows."""
@@ -143,6 +156,13 @@ def record_saliency(
     finally:
         text_model.close()
     return _whole(saliency, name)
+
+
+def _alike(windows: Sequence[Window]) -> list[list[Window]]:
+    """Windows of one length, as many as one pass takes, the longest first."""
+    many, longest = PASS_TOKENS // WINDOW_TOKENS, sorted(windows, key=lambda one: -len(one.ids))
+    alike = [list(group) for _, group in groupby(longest, key=lambda one: len(one.ids))]
+    return [group[first : first + many] for group in alike for first in range(0, len(group), many)]
 
 
 def cpu_only(device: str) -> str:

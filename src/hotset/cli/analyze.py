@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hotset.cli import analyze_options as opt
+from hotset.cli.budgets import settled
+from hotset.cli.compiling import compile_missing
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit, facts_table, note, progress_bar
 from hotset.cli.targets import ForceFlag, check_out
 from hotset.errors import HotsetError
@@ -26,6 +29,7 @@ class Workload(NamedTuple):
     saliency: SaliencyGrids | None = None
 
 
+@with_messages
 def analyze(
     targets: opt.Targets = None,
     prompts: opt.Prompts = None,
@@ -65,16 +69,24 @@ def analyze(
     from hotset.options import RunOptions
 
     if compare or text:
-        run = RunOptions(memory=memory, device=device, trust_remote_code=trust_remote_code)
+        run = RunOptions(memory=settled(memory), device=device, trust_remote_code=trust_remote_code)
         return _compare(targets or [], compare, text or [], run, as_json)
     _check_places(out, data, trace, bool(prompts), force)
-    question = _question_of(label, policies=policy, budgets=budget, layer=layer, request=request)
+    if not prompts:
+        _refuse_ignored({
+            "--limit": limit is None, "--max-new-tokens": max_new_tokens == 64, "--batch": batch == 1,
+            "--record-lookahead": record_lookahead == 2, "--no-saliency": saliency, "--chat": chat is not True,
+            "--no-chat": chat is not False, "--memory": memory == "auto", "--device": device == "auto",
+            "--dtype": dtype == "auto", "--experts": experts == "auto", "--trust-remote-code": not trust_remote_code,
+        })  # fmt: skip
+    budgets = budget and [settled(each) for each in budget]
+    question = _question_of(label, policies=policy, budgets=budgets, layer=layer, request=request)
     if prompts:
         from hotset.cli.analyze_model import Recording, run_model
 
         model, more = (targets[0], targets[1:]) if targets else (None, [])
         options = RunOptions(
-            model=model, memory=memory, device=device, dtype=dtype, experts=experts, force=force,
+            model=model, memory=settled(memory), device=device, dtype=dtype, experts=experts, force=force,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
         how = Recording(limit, max_new_tokens, batch, record_lookahead, chat, trace, saliency)
@@ -92,10 +104,21 @@ def _compare(targets: list[str], wanted: bool, text: list[Path], options: RunOpt
     compare_models(targets[0], targets[1], text, as_json, options)
 
 
+def _refuse_ignored(untouched: dict[str, bool]) -> None:
+    """Refuse options that only a run of a model knows; each is given with whether it was left as it is."""
+    if given := [flag for flag, left in untouched.items() if not left]:
+        verb = "is" if len(given) == 1 else "are"
+        raise HotsetError(
+            f"{', '.join(given)} {verb} for running a model: give one and --prompts FILE, or leave it out"
+        )
+
+
 def _check_places(out: Path | None, data: bool, trace: Path | None, runs: bool, force: bool) -> None:
     """Refuse what cannot be written before the work."""
     from hotset.analysis.write import data_folder
 
+    if out is not None and out.suffix.lower() not in ("", ".html", ".htm"):
+        raise HotsetError(f"the report is a page of HTML: write -o {out.with_suffix('.html')} (--json prints its data)")
     check_out(out, force)
     if trace is not None and not runs:
         raise HotsetError("--trace keeps what a model routes: give a model and --prompts")
@@ -113,9 +136,12 @@ def _question_of(labels: list[str] | None, **caching: Any) -> Question:
     """What is asked of the workload; a policy or a budget that cannot be read is refused before the work."""
     from hotset.analysis.analyse import Question
     from hotset.analysis.caching import CacheQuestion
+    from hotset.plugins import resolve
     from hotset.policies import parse
     from hotset.shape import Budget
 
+    if caching["policies"]:
+        caching["policies"] = [resolve(spec) for spec in caching["policies"]]
     question = Question(labels=labels, caching=CacheQuestion(**caching))
     for spec in question.caching.policies or ():
         parse(spec)
@@ -148,11 +174,14 @@ def _is_model(target: str) -> bool:
 
 def _report(workload: Workload, question: Question, out: Path | None, data: bool, as_json: bool) -> None:
     from hotset._version import __version__
+    from hotset.ahead import parts_of_replays
     from hotset.analysis.analyse import analyse, count_parts
     from hotset.analysis.document import to_document
     from hotset.analysis.write import write_report
+    from hotset.sim.sweep import replays_of
 
     name, trace, text_of, saliency = workload
+    compile_missing(parts_of_replays(replays_of({name: trace}, question.caching.sweep(trace)), walk=True))
     with progress_bar("analysing", count_parts(trace, question)) as advance:
         analysis = analyse(name, trace, question, text_of=text_of, saliency=saliency, advance=advance)
     written = [] if out is None else write_report(analysis, out, data=data, version=__version__)

@@ -13,7 +13,7 @@ from hotset.cli.analyze import Workload
 from hotset.cli.interrupts import exit_code, stop_on_signals
 from hotset.cli.output import note, progress_bar
 from hotset.errors import HotsetError, ModelError
-from hotset.generation.prompt_files import LabelledPrompt
+from hotset.generation.prompt_files import SHIPPED, LabelledPrompt
 from hotset.generation.sampling import Sampling
 from hotset.generation.text_model import need_transformers
 from hotset.options import RunOptions
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 FILE = "file"
 """The label that tells several files of prompts apart."""
+NAMED_FILES = 4
+"""A title names so many files, and counts more."""
 
 
 class Recording(NamedTuple):
@@ -46,10 +48,15 @@ def run_model(options: RunOptions, files: Sequence[Path], how: Recording) -> Wor
     from hotset.analysis.token_text import text_by
     from hotset.cli.loading import loaded_model
 
-    if options.model is not None and Path(options.model).is_file() and ".gguf" not in str(options.model):
-        raise HotsetError(f"{options.model} is a file and no model: to analyse it as a trace, leave --prompts out")
+    model = str(options.model or "")
+    if model.startswith(SHIPPED) or (Path(model).is_file() and ".gguf" not in model):
+        raise HotsetError(
+            f"{model} is no model, and --prompts needs one: hotset analyze MODEL --prompts {files[0]} {model} if it is "
+            "prompts, too; to analyse it as a trace, leave --prompts out"
+        )
     prompts = labelled(files, how.limit)
-    name = f"{options.name}, {', '.join(path.name for path in files)}"
+    told = ", ".join(path.name for path in files) if len(files) <= NAMED_FILES else f"{len(files)} files of prompts"
+    name = f"{options.name}, {told}"
     if not how.saliency or how.batch > 1 or not _on_cpu(options):  # padding would count as tokens
         with loaded_model(options) as text_model:
             return Workload(name, _record(text_model, prompts, how), text_by(text_model.tokenizer.decode))

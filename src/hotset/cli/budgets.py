@@ -1,4 +1,4 @@
-"""Budgets as people type them: a number without a unit is asked about where a person can answer."""
+"""Budgets and sizes as people type them: a number without a unit is asked about where a person can answer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import sys
 
 import typer
 
-from hotset.shape import is_bare_share
+from hotset.shape import is_bare_share, is_bare_size
 
 
 def settled(text: str) -> str:
     """The budget with its unit: at a terminal the person says which; elsewhere it is left as it is, and refused."""
-    if not is_bare_share(text) or not (sys.stdin.isatty() and sys.stderr.isatty()):
+    return _asked(text, "%", ("%", "percent")) if is_bare_share(text) else text
+
+
+def settled_size(text: str) -> str:
+    """The same for a size of memory."""
+    return _asked(text, "GiB", ("g", "gib", "gb")) if is_bare_size(text) else text
+
+
+def _asked(text: str, unit: str, words: tuple[str, ...]) -> str:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return text
     number = text.strip()
     while True:
-        answer = typer.prompt(f"{number} %, or {number} bytes? Type % or b", err=True).strip().lower()
-        if answer in ("%", "percent"):
-            return f"{number}%"
+        asked = f"{number} {unit}, or {number} bytes? Type {words[0]} or b"
+        answer = typer.prompt(asked, err=True).strip().lower()
+        if answer in words:
+            return f"{number}{unit}"
         if answer in ("b", "bytes"):
             return f"{number}B"

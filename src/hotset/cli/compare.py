@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
+from hotset.cli.budgets import settled
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, bars, emit, note
 from hotset.errors import HotsetError
 from hotset.options import RunOptions
@@ -22,6 +24,7 @@ Text = Annotated[
 ]
 
 
+@with_messages
 def compare(
     model: Model,
     other: Other,
@@ -38,7 +41,7 @@ def compare(
 
     Example: hotset compare ./Qwen3-30B-A3B qwen3-pruned --text other.txt
     """
-    options = RunOptions(memory=memory, device=device, trust_remote_code=trust_remote_code)
+    options = RunOptions(memory=settled(memory), device=device, trust_remote_code=trust_remote_code)
     compare_models(model, other, text or (), as_json, options)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from hotset.cli.live import flag_of
-from hotset.cli.log import log_step
-from hotset.cli.output import JsonFlag, emit, progress_bar
+import typer
+
+from hotset.cli.live import flag_of, with_messages
+from hotset.cli.output import JsonFlag, emit, note, progress_bar
 from hotset.options import RunOptions
-from hotset.options.run import AUTO, DEFAULT_POLICY
+from hotset.options.run import AUTO, DEFAULT_POLICY, DENSE
 
 if TYPE_CHECKING:
     from hotset.ahead import Part
@@ -20,41 +22,86 @@ ONCE = "compiling for this machine, once"
 _WEIGHTS = ("*.safetensors", "*.gguf", "*.bin")
 
 
+@with_messages
 def compile_cli(
     policy: Annotated[str, flag_of(RunOptions, "policy", grouped=False)] = DEFAULT_POLICY,
     prefetch: Annotated[str, flag_of(RunOptions, "prefetch", grouped=False)] = AUTO,
+    everything: Annotated[
+        bool, typer.Option("--all", help="For every policy and forecast, live and in replays: takes minutes.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Compile for this machine now, and not at the first run: in an image, or as the user who owns the folder.
 
+    That is what a live cache needs, and replays of lru, lfu, blend and the optimum.
+
     Example: hotset compile
     """
+    from hotset.ahead import all_parts, parts_of, usual_parts
+
     options = RunOptions(policy=policy, prefetch=prefetch)
+    parts = parts_of(options.policy_spec, options.prefetch)
+    more = all_parts() if everything else usual_parts()
     began_s = time.perf_counter()
-    count = compile_first(options)
+    count = compile_missing([*parts, *(part for part in more if part not in parts)])
     document = {"compiled": count, "seconds": time.perf_counter() - began_s}
     line = f"compiled in {document['seconds']:.0f} s" if count else "all is compiled already"
     emit(document, as_json, line)
 
 
-def compile_first(options: RunOptions, meanwhile: Callable[[], object] = lambda: None) -> int:
-    """Compile what the cache of such a model needs, if it is not on disk; returns how many parts that were.
+def compile_missing(parts: Iterable[Part], meanwhile: Callable[[], object] = lambda: None) -> int:
+    """Compile those of these parts that are not on disk, and say so; returns how many that were.
 
     `meanwhile` is done at the same time, or at once.
     """
-    from hotset.ahead import compile_parts, is_compiled, parts_of
+    from hotset.ahead import compile_parts, missing
 
-    parts: list[Part] = parts_of(options.policy_spec, options.prefetch)
-    if is_compiled(parts):
+    if not (needed := missing(parts)):
         meanwhile()
         return 0
-    began_s = time.perf_counter()
-    log_step(ONCE)
-    with progress_bar(ONCE, len(parts)) as advance:
-        for _ in compile_parts(parts, meanwhile):
+    if not sys.stderr.isatty():
+        say_compiling()
+    with progress_bar(ONCE, len(needed)) as advance:
+        for _ in compile_parts(needed, meanwhile):
             advance()
-    log_step("compiled", parts=len(parts), seconds=round(time.perf_counter() - began_s, 3))
-    return len(parts)
+    return len(needed)
+
+
+def compile_first(options: RunOptions, meanwhile: Callable[[], object] = lambda: None) -> int:
+    """Compile what the cache of such a model needs, as far as that is known before it is loaded."""
+    from hotset.ahead import parts_of
+
+    parts = parts_of(options.policy_spec, options.prefetch) if needs_cache(options) else []
+    return compile_missing([*parts, *_products(options)], meanwhile)
+
+
+def say_compiling() -> None:
+    """Say in a line, where no bar shows it, that there is something to wait for."""
+    from hotset.compiling import can_be_kept
+
+    if can_be_kept():  # if not, it is not once, and another line says why
+        note(ONCE)
+
+
+def _products(options: RunOptions) -> list[Part]:
+    """The products with packed experts, if this is a packed model that runs on a CPU."""
+    from hotset.ahead import parts_of_products
+    from hotset.errors import StoreError
+    from hotset.generation.text_model import locate, need_transformers
+
+    if options.model is None or options.experts == DENSE or options.dtype != AUTO:
+        return []
+    place = Path(locate(options.model))
+    try:
+        parts = parts_of_products(place)
+    except StoreError:  # loading says what is wrong with it
+        return []
+    if not parts:
+        return []
+    need_transformers()
+    from hotset.models.device import torch_device
+
+    return parts if torch_device(options.device).type == "cpu" else []
 
 
 def needs_cache(options: RunOptions) -> bool:

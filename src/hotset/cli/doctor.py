@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit
 from hotset.errors import HotsetError
 from hotset.shape import format_size
 
 if TYPE_CHECKING:
     from hotset.models.pretrained import Inspected
+    from hotset.store import Catalog
 
 Choice = tuple[str, str, str]
 """A decision: what is decided, what for, and why."""
 
 
+@with_messages
 def doctor(
     model: opt.Model = None,
     path: Annotated[
@@ -141,7 +144,24 @@ def _needs(found: Inspected) -> dict[str, Any]:
         "auto_bytes": min(auto, total),
         "fits": total <= auto,
         "host_only": _host_only(found),
+        "experts_format": _format(found.catalog),
         "pack": _pack(found.catalog.files[0].parent),
+    }
+
+
+def _format(catalog: Catalog) -> dict[str, Any]:
+    """How a checkpoint has its experts, how they lie in memory, and what becomes plain numbers on arrival."""
+    from hotset.models.catalog import EXPANDED, STORED_AS
+
+    layouts = [layer.layout for layer in catalog.layers]
+    own = {matrix.format for layout in layouts for matrix in layout.matrices}
+    packed = {name for layout in layouts for matrix in layout.matrices for name in matrix.parts}
+    plain = {part.dtype for layout in layouts for part in layout.parts if part.name not in packed}
+    expanded = catalog.meta.get(EXPANDED) or None
+    return {
+        "stored": catalog.meta.get(STORED_AS) or " and ".join(sorted({s.partition(":")[0] for s in own} or plain)),
+        "in_memory": sorted(own | plain if expanded else own or plain),  # without biases beside matrices in a format
+        "expanded": expanded,
     }
 
 

@@ -107,11 +107,23 @@ def _model(found: dict[str, Any]) -> Iterator[Line]:
         yield "speed to expect", _speed(found["tokens_per_s"])
     if found["pack"]:
         yield from _pack(found["pack"])
+    else:
+        yield "experts stored as", _format(found["experts_format"])
     yield "fits as a whole", "yes: hotset is not needed to run it here" if found["fits"] else "no"
 
 
+def _format(found: dict[str, Any]) -> str:
+    """In a word for plain numbers, with its options for a weight format."""
+    stored, kept = found["stored"], ", ".join(found["in_memory"])
+    more = f"; {found['expanded']}: expanded to plain numbers whenever read" if found["expanded"] else ""
+    return stored if stored == kept else f"{stored}, in memory {kept}{more}"
+
+
 def _pack(found: dict[str, Any]) -> Iterator[Line]:
-    yield "packed as", ", ".join(found["formats"])
+    from hotset.analysis.planner.model import MORE_SPECS, SPECS
+
+    names = {spec: name for name, spec in (SPECS | MORE_SPECS).items()}
+    yield "packed as", ", ".join(names.get(spec, spec) for spec in found["formats"])
     if found["calibration"]:
         yield "calibrated on", found["calibration"]
     if found["quality"]:

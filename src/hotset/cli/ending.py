@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -66,7 +66,26 @@ def _misuse(error: Any) -> int:
         return WRONG_INPUT
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "hotset"
-    return _report(f"{message.rstrip('.')} (see {command} --help)", WRONG_INPUT)
+    where = _place(error, context)
+    return _report(f"{message.rstrip('.')}{where} (see {command} --help)", WRONG_INPUT)
+
+
+def _place(error: Any, context: Any) -> str:
+    """For an option before the command that it belongs to: where it goes."""
+    option, group = getattr(error, "option_name", None), getattr(context, "command", None)
+    taking = [] if option is None else list(_taking(group, option))
+    if not taking:
+        return ""
+    given = next((words for words in taking if set(words) <= set(sys.argv)), taking[0])
+    return f": it goes after the command, as in {context.command_path} {' '.join(given)} {option}"
+
+
+def _taking(group: Any, option: str) -> Iterator[tuple[str, ...]]:
+    """The commands of a group, and of the groups in it, that take an option."""
+    for name, each in getattr(group, "commands", {}).items():
+        if any(option in param.opts for param in each.params):
+            yield (name,)
+        yield from ((name, *rest) for rest in _taking(each, option))
 
 
 def _report(message: str, code: int) -> int:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hotset.cli.compiling import compile_missing
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit, note, progress_bar
 from hotset.cli.targets import check_figure, check_table
 from hotset.cli.traces import TraceFiles, load_traces
@@ -29,6 +31,7 @@ Csv = Annotated[Path | None, typer.Option(help="Write a row for each forecast an
 Plot = Annotated[Path | None, typer.Option(help="Draw recall and reliability: .png, .svg or .pdf.")]
 
 
+@with_messages
 def forecast(
     traces: TraceFiles,
     forecast: Forecasts = None,
@@ -72,8 +75,12 @@ def _distances(text: str) -> list[int]:
 
 
 def _run(traces: dict[str, Trace], specs: list[str], distances: list[int], fit: float) -> dict[str, Evaluation]:
-    from hotset.sim.forecasting import evaluate
+    from hotset.ahead import parts_of_replays
+    from hotset.sim.forecasting import can_judge, evaluate
+    from hotset.sim.sweep import Replays
 
+    usable = tuple(spec for spec in specs if any(can_judge(spec, trace) for trace in traces.values()))
+    compile_missing(parts_of_replays(Replays(judged=usable)))
     with progress_bar("forecasting", len(traces) * len(specs)) as advance:
         return {name: evaluate(trace, specs, distances, fit, advance=advance) for name, trace in traces.items()}
 

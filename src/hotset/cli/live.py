@@ -11,13 +11,16 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from hotset.cli.budgets import settled
+from hotset.cli.budgets import settled, settled_size
 from hotset.cli.log import logging_by
 from hotset.cli.output import note
-from hotset.options import CONFIG_NAME, OptionError, Place, RunOptions, declared, read_options
+from hotset.options import CONFIG_NAME, MESSAGES, OptionError, Place, RunOptions, declared, read_options
 from hotset.options.declare import Declared, budget_or_auto
+from hotset.shape import parse_memory
 
 _OLD = "formerly_"
+_ASKED: dict[Any, Callable[[str], str]] = {budget_or_auto: settled, parse_memory: settled_size}
+"""What is asked about at a terminal, by the check that would refuse it."""
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -47,6 +50,32 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in parameters}
     return call
+
+
+def with_messages(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that works for long, and takes no `RunOptions`, the options of what it says: -q, -v and logs."""
+    hints = get_type_hints(command, include_extras=True)
+    given = inspect.signature(command).parameters
+    parameters = [
+        each.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY) for name, each in given.items()
+    ]
+    parameters += [
+        _parameter(each.name, each.word_type, _flag(each, each.default), each.default) for each in _messages()
+    ]
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        told = RunOptions(**{each.name: values.pop(each.name) for each in _messages()})
+        with logging_by(told):
+            command(**values)
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call
+
+
+def _messages() -> list[Declared]:
+    return [each for each in declared(RunOptions, Place.COMMAND) if each.option.group == MESSAGES]
 
 
 def flags(kind: Any, known: Any = None) -> list[inspect.Parameter]:
@@ -93,8 +122,9 @@ def _made(kind: Any, values: dict[str, Any]) -> Any:
     options = list(declared(kind, Place.COMMAND))
     for each in options:
         found[each.name] = values.pop(each.name)
-        if each.option.check is budget_or_auto and isinstance(found[each.name], str):
-            found[each.name] = settled(found[each.name])
+        ask = _ASKED.get(each.option.check)
+        if ask is not None and isinstance(found[each.name], str):
+            found[each.name] = ask(found[each.name])
         for old in each.option.formerly:
             if (value := values.pop(_OLD + old)) is not None:
                 note(each.deprecated(old, flag=True))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
-from hotset.cli.compiling import compile_first, needs_cache
+from hotset.ahead import parts_of
+from hotset.cli.compiling import compile_first, compile_missing, say_compiling
 from hotset.cli.interrupts import interruptible, saving
 from hotset.cli.log import is_quiet, log_step
 from hotset.cli.output import note
 from hotset.cli.streams import libraries_silent
+from hotset.compiling import telling
 from hotset.generation.errors import RUNNING, translate_errors
 from hotset.generation.known_models import remember
 from hotset.generation.text_model import TextModel, need_transformers
@@ -30,25 +32,26 @@ def loaded_model(options: RunOptions, kernels: KernelFactory | None = None) -> I
     """A model for the length of a block; given kernels compute all of its experts."""
     with ExitStack() as stack:
         with interruptible() as check:
-            if needs_cache(options):
-                compile_first(options, need_transformers)  # imports take seconds, too
-            need_transformers()
+            compile_first(options, need_transformers)  # imports take seconds, too
             stack.enter_context(quiet_libraries())
             began_s = time.perf_counter()
             log_step("loading", model=options.name)
-            with libraries_silent():
+            with libraries_silent(), telling(say_compiling):
                 text_model = TextModel.load(options, check, kernels)
             if options.model is not None:
                 remember(text_model.place)
             _log_loaded(text_model, time.perf_counter() - began_s)
             if text_model.handle.engine.offload is not None:
-                compile_first(options)
+                compile_missing(parts_of(options.policy_spec, options.prefetch))
+        _tell(text_model.notes)
         notes = text_model.handle.notes
-        told = _tell(notes)
+        told = len(notes)
         if text_model.options.memory == AUTO:
-            from hotset.analysis.planner.expecting import memory_line
+            from hotset.analysis.planner.expecting import auto_lines
 
-            _tell([line for line in [memory_line(text_model.model)] if line])
+            _tell(auto_lines(text_model.model, notes, text_model.options.experts))
+        else:
+            _tell(notes)
         try:
             with translate_errors(text_model.place, "run the model", RUNNING, passing=(typer.Exit, typer.Abort)):
                 yield text_model
@@ -69,11 +72,10 @@ def _log_loaded(text_model: TextModel, seconds: float) -> None:
     )
 
 
-def _tell(notices: list[str]) -> int:
-    """Say what the model's handle had to warn of; returns how much that was."""
+def _tell(notices: Sequence[str]) -> None:
+    """Say what a person should know of how the model runs."""
     for line in notices:
         note(line)
-    return len(notices)
 
 
 def quiet_libraries() -> AbstractContextManager[None]:

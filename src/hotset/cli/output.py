@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -23,7 +24,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from hotset.cli.log import LOG, is_quiet
+from hotset.cli.log import LOG, is_quiet, log_step
 from hotset.plain import plain
 from hotset.text import printable, without_controls
 
@@ -122,7 +123,7 @@ def facts_table(rows: Iterable[tuple[str, str]], title: str | None = None, *, na
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Yield a callable that advances the bar by one; the bar shows on a terminal only."""
-    with progress_of(MofNCompleteColumn()) as shown:
+    with _logged(what, of=total), progress_of(MofNCompleteColumn()) as shown:
         if shown is None:
             yield lambda: None
         else:
@@ -135,16 +136,26 @@ def bars() -> Iterator[Bar]:
     """Yield what makes progress bars, one below the other; they show on a terminal only."""
     with progress_of(TaskProgressColumn()) as shown:
         if shown is None:
-            yield lambda _: nullcontext()
+            yield _logged
             return
 
         @contextmanager
         def bar(what: str) -> Iterator[Callable[[int, int], None]]:
             task = shown.add_task(what, total=None)
-            yield lambda done, total: shown.update(task, completed=done, total=total)
+            with _logged(what):
+                yield lambda done, total: shown.update(task, completed=done, total=total)
             shown.remove_task(task)
 
         yield bar
+
+
+@contextmanager
+def _logged(what: str, **values: Any) -> Iterator[None]:
+    """Log that something long begins and that it is done."""
+    began_s = time.perf_counter()
+    log_step(what, **values)
+    yield
+    log_step(f"{what}: done", seconds=round(time.perf_counter() - began_s, 3))
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
+from hotset.cli.budgets import settled
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, bars, emit, note
 from hotset.cli.quality_view import quality_line
 from hotset.errors import HotsetError
@@ -17,8 +19,14 @@ from hotset.options import RunOptions
 from hotset.options.run import DTYPES
 
 EXPERTS = ("auto", "dense", "int8", "int4", "mxfp4")
+NO_MIXED = (
+    "experts are not packed as mixed: bits by use need formats of 3 bits and slots of several sizes, which hotset has "
+    "not (docs/results/lowbit.md, Bits by use); use int8, int4 or mxfp4"
+)
+"""What --experts mixed is answered, with or without the --profile and --target that it would have."""
 
 
+@with_messages
 def pack(
     model: Annotated[
         str | None,
@@ -55,6 +63,8 @@ def pack(
         Path | None,
         typer.Option(metavar="DIR", help="Read a pack again and check every digest, instead.", show_default=False),
     ] = None,
+    profile: Annotated[str | None, typer.Option(hidden=True)] = None,
+    target: Annotated[str | None, typer.Option(hidden=True)] = None,
     trust_remote_code: opt.TrustRemoteCode = False,
     as_json: JsonFlag = False,
 ) -> None:
@@ -69,6 +79,7 @@ def pack(
 
     Example: hotset pack Qwen/Qwen3-30B-A3B -o qwen3-packed --experts int4
     """
+    _refuse(experts == "mixed" or profile is not None or target is not None, NO_MIXED)
     if verify is not None:
         return _verify(verify, as_json, alone=model is None and out is None)
     if model is None or out is None:
@@ -76,7 +87,7 @@ def pack(
             "give a model and the folder to write: hotset pack MODEL -o DIR (or: hotset pack --verify DIR)"
         )
     asked = _request(dtype, experts, calibrate, quality, measured=not no_quality)
-    return _pack(model, out, RunOptions(memory=memory, trust_remote_code=trust_remote_code), asked, as_json)
+    return _pack(model, out, RunOptions(memory=settled(memory), trust_remote_code=trust_remote_code), asked, as_json)
 
 
 def _request(

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
+from hotset.cli.budgets import settled_size
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit, note
-from hotset.cli.targets import check_figure
+from hotset.cli.targets import check_figure, check_table
 from hotset.errors import HotsetError
 from hotset.files import write_beside
 from hotset.options.run import CONTEXT_TOKENS, MAX_CONTEXT
@@ -30,14 +32,15 @@ Gpu = Annotated[
 ]
 Ram = Annotated[str | None, typer.Option(help="RAM, as 32GiB. None: what is free here.", rich_help_panel=_MACHINE)]
 Link = Annotated[
-    str | None, typer.Option(help="Speed between RAM and GPU, as 25GB/s; a GPU needs it.", rich_help_panel=_MACHINE)
+    str | None, typer.Option(help="Speed between RAM and GPU. None: measured, or 25GB/s.", rich_help_panel=_MACHINE)
 ]
 Disk = Annotated[str | None, typer.Option(help="Speed of the disk. None: measured.", rich_help_panel=_MACHINE)]
 Bandwidth = Annotated[
     str | None,
     typer.Option(
         "--memory-bandwidth",
-        help="Of a machine that is not this one: what the memory that computes reads, as 1TB/s.",
+        help="Of a machine that is not this one: what the memory that computes reads, as 1TB/s. None: measured; of a "
+        "GPU that is not here 500GB/s.",
         rich_help_panel=_MACHINE,
     ),
 ]
@@ -63,6 +66,7 @@ Plot = Annotated[
 Csv = Annotated[Path | None, typer.Option(help="Write the rows as CSV, too.", rich_help_panel=_FILES)]
 
 
+@with_messages
 def plan(
     model: opt.Model = None,
     shape: Shape = None,
@@ -87,29 +91,31 @@ def plan(
 
     Examples: hotset plan ./Qwen3-30B-A3B --ram 32GiB --like it --target 20tok/s
 
-    hotset plan ./Qwen3-30B-A3B --gpu 12GiB --ram 32GiB --link 25GB/s --memory-bandwidth 1TB/s
+    hotset plan --shape qwen3-30b-a3b --gpu 12GiB --ram 32GiB --like it --link 25GB/s --disk 3GB/s
     """
     from hotset.analysis.planner.machines import Told, memory_of, parse_target
     from hotset.analysis.planner.planning import Planner
     from hotset.cli.plan_sources import gpu_here, machine_rates, plan_model, plan_workload, ram_here, replayed
-    from hotset.shape import parse_size
+    from hotset.shape import parse_memory
 
     wanted = None if target is None else parse_target(target)
-    more_bytes = parse_size(more)
+    gpu, ram = (None if size is None else settled_size(size) for size in (gpu, ram))
+    more_bytes = parse_memory(settled_size(more))
     told = Told(gpu, ram, link, disk, memory_bandwidth)
     told.check()
     check_figure(plot)
+    check_table(csv)
     if model is not None and shape is not None:
         raise HotsetError("a MODEL and --shape exclude each other: give one of them")
     planned = plan_model(model, shape, context, trust_remote_code)
     workload = plan_workload(planned, trace, profile, like)
     memory = memory_of(told, ram_here, gpu_here)
-    rates_of = machine_rates(told, planned, memory)
+    rates_of, assumed = machine_rates(told, planned, memory)
     planner = Planner(
         planned, memory, replayed(workload), rates_of, workload.misses_spread, prompt_tokens, more_bytes,
         None if context == CONTEXT_TOKENS else context,
     )  # fmt: skip
-    document, views = _result(planner, workload, wanted, as_json)
+    document, views = _result(planner, workload, wanted, assumed, as_json)
     _write_files(planner, document["rows"] or document["targets"], plot, csv)
     emit(document, as_json, *views)
     if not as_json:
@@ -118,7 +124,7 @@ def plan(
 
 
 def _result(
-    planner: Planner, workload: Workload, wanted: float | None, as_json: bool
+    planner: Planner, workload: Workload, wanted: float | None, assumed: list[str], as_json: bool
 ) -> tuple[dict[str, Any], list[Any]]:
     """The document of a plan, and what people are shown of it."""
     from hotset.analysis.planner.rates import Engine
@@ -127,7 +133,7 @@ def _result(
     model, memory = planner.model, planner.memory
     targets = [] if wanted is None else [planner.target(each, wanted) for each in model.precisions()]
     rows = planner.rows() if wanted is None else []
-    notes = [*(planner.left_out() if wanted is None else []), *([workload.note] if workload.note else [])]
+    notes = [*(planner.left_out() if wanted is None else []), *assumed, *([workload.note] if workload.note else [])]
     if wanted is not None and not any(row.reached for row in targets):
         best = max(targets, key=lambda row: row.tokens_per_s)
         notes.insert(0, (
@@ -143,13 +149,13 @@ def _result(
     }  # fmt: skip
     if as_json:
         return document, []
-    where = f"{model.name}, {workload.name} workload, {_words(planner)}"
+    where = f"{model.title}, {workload.name} workload, {_words(planner)}"
     if wanted is not None:
         kind = "RAM" if memory.gpu_bytes is None else "GPU"
         table = target_table(targets, f"{where}: {wanted:g} tokens per second", kind)
         return document, [table, *commands_view(targets)]
     table = plan_table(rows, where, planner.more_bytes, planner.prompt_tokens, gpu=memory.gpu_bytes is not None)
-    return document, [table, facts_line(rows[0], document["rates"]), *commands_view(rows)]
+    return document, [table, facts_line(rows, document["rates"]), *commands_view(rows)]
 
 
 def _words(planner: Planner) -> str:
@@ -194,4 +200,4 @@ def _draw(planner: Planner, path: Path) -> None:
     lines = {each.name: (sizes / 2**30, planner.speeds(each, sizes)) for each in model.precisions()}
     kind = "RAM" if memory.gpu_bytes is None else "GPU memory"
     caption = f"{model.layers} x {model.experts} experts, top {model.top_k}; {_words(planner)}; batch 1, decode."
-    plot_plan(lines, path, title=model.name, memory=kind, caption=caption, now_gib=memory.fast_bytes / 2**30)
+    plot_plan(lines, path, title=model.title, memory=kind, caption=caption, now_gib=memory.fast_bytes / 2**30)

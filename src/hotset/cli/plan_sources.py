@@ -50,8 +50,12 @@ def plan_workload(model: PlannedModel, trace: Path | None, profile: str | None, 
 
 def replayed(workload: Workload) -> Hits:
     """The hits of a workload at every size."""
-    from hotset.analysis.planner.hits import count_replays, replay_hits
+    from hotset.ahead import parts_of_replays
+    from hotset.analysis.planner.hits import BOUND, POLICIES, count_replays, replay_hits
+    from hotset.cli.compiling import compile_missing
+    from hotset.sim.sweep import Replays
 
+    compile_missing(parts_of_replays(Replays((*POLICIES, BOUND))))
     with progress_bar("replaying", count_replays(workload.trace.shape)) as advance:
         return replay_hits(workload.trace, advance=advance)
 
@@ -72,21 +76,19 @@ def gpu_here() -> int | None:
     return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
 
 
-def machine_rates(told: Told, model: PlannedModel, memory: Memory) -> RatesOf:
-    """The rates of the machine to plan for; this one is measured if that was not done yet."""
+def machine_rates(told: Told, model: PlannedModel, memory: Memory) -> tuple[RatesOf, list[str]]:
+    """The rates of the machine to plan for, and what is assumed; this one is measured if that was not done yet."""
     from hotset.analysis.planner import calibration
-    from hotset.analysis.planner.machines import DISK_BYTES_PER_S, rates_elsewhere, rates_here
+    from hotset.analysis.planner.machines import assumed, rates_elsewhere, rates_here
 
-    if told.is_elsewhere:
-        if told.disk is None:
-            note(f"--disk was not given: {DISK_BYTES_PER_S / 1e9:g} GB/s is assumed")
-        return rates_elsewhere(told)
-    found = calibration.load()
-    if memory.gpu_bytes is not None and (found is None or found.gpu is None):
-        raise HotsetError(
-            "the rates of a GPU are not measured: give --memory-bandwidth and --link of the one to plan for, or --gpu 0"
-        )
-    return rates_here(found or _measured(model), told)
+    found = None if told.is_elsewhere else calibration.load()
+    gpu_measured = found is not None and found.gpu is not None
+    if told.is_elsewhere or (memory.gpu_bytes is not None and not gpu_measured and gpu_here() is None):
+        rates_of = rates_elsewhere(told) if found is None else rates_elsewhere(told, found.cpu.disk_bytes_per_s)
+        return rates_of, assumed(told, disk_known=found is not None)
+    if found is None or (memory.gpu_bytes is not None and not gpu_measured):
+        found = _measured(model)
+    return rates_here(found, told), []
 
 
 def _measured(model: PlannedModel) -> Calibration:

@@ -14,7 +14,7 @@ from hotset.text import printable
 if TYPE_CHECKING:
     from hotset.analysis.planner.planning import PlanRow, TargetRow
 
-_DEVICES = {"cpu": "the CPU", "device": "the GPU", "host": "the GPU, driven by the host"}
+_ENGINES = {"cpu": "the CPU computes", "device": "the GPU drives itself", "host": "the host drives the GPU"}
 
 
 def plan_table(rows: Sequence[PlanRow], title: str, more_bytes: int, prompt_tokens: int, *, gpu: bool) -> Table:
@@ -72,10 +72,22 @@ def commands_view(rows: Sequence[PlanRow | TargetRow]) -> list[Text]:
     return lines if len(lines) > 1 else []
 
 
-def facts_line(row: PlanRow, source: str) -> str:
+def facts_line(rows: Sequence[PlanRow], source: str) -> str:
     """Where everything else lies, what computes, and by which rates."""
-    rest = f"{format_size(row.rest_bytes)} for everything but experts, {format_size(max(row.unused_bytes, 0))} unused"
-    return f"{rest} ({row.precision}); {_DEVICES[row.engine]} computes; rates: {source}"
+    rest = f"{format_size(rows[0].rest_bytes)} for everything but experts"
+    unused = sorted(max(row.unused_bytes, 0) for row in rows)
+    sizes = dict.fromkeys((format_size(unused[0]), format_size(unused[-1])))
+    return f"{rest}, {' to '.join(sizes)} unused; {_engines(rows)}; rates: {source}"
+
+
+def _engines(rows: Sequence[PlanRow]) -> str:
+    """What computes: by precision where they differ."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.engine, []).append(row.precision)
+    if len(names) == 1:
+        return _ENGINES[rows[0].engine]
+    return ", ".join(f"{_ENGINES[engine]} ({', '.join(own)})" for engine, own in names.items())
 
 
 def _size(size_bytes: int) -> str:

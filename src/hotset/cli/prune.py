@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotset.cli import run_options as opt
+from hotset.cli.budgets import settled
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, bars, emit, note
 from hotset.cli.targets import check_out
 from hotset.errors import HotsetError
@@ -46,6 +48,7 @@ PromptsFile = Annotated[
 ]
 
 
+@with_messages
 def prune(
     model: Model,
     keep: Keep,
@@ -65,6 +68,13 @@ def prune(
         Path | None,
         typer.Option(metavar="FILE", help="Keep what was recorded, to prune again by it.", show_default=False),
     ] = None,
+    drop_super_experts: Annotated[
+        bool,
+        typer.Option(
+            "--drop-super-experts",
+            help="With --profile, which does not know super experts: do without the short run that finds them.",
+        ),
+    ] = False,
     tokens: Annotated[int, typer.Option(help="The most tokens of all texts, spread evenly over them.", min=1)] = 1
     << 16,
     max_new_tokens: Annotated[int, typer.Option(help="The most tokens of each answer to a prompt.", min=1)] = 64,
@@ -86,8 +96,9 @@ def prune(
     """
     if save_saliency is not None:
         check_out(save_saliency, force=False)
-    options = RunOptions(memory=memory, device=device, trust_remote_code=trust_remote_code)
-    asked = {"by": by, "keep": keep, "profile": profile, "saliency": saliency, "save_saliency": save_saliency}
+    options = RunOptions(memory=settled(memory), device=device, trust_remote_code=trust_remote_code)
+    asked = {"by": by, "keep": keep, "profile": profile, "saliency": saliency, "save_saliency": save_saliency,
+             "drop_super_experts": drop_super_experts}  # fmt: skip
     _prune(model, out, options, asked, lambda: _workload(text, prompts, tokens, max_new_tokens), as_json)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hotset.cli import simulate_options as opt
 from hotset.cli.budgets import settled
+from hotset.cli.compiling import compile_missing
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit_result, progress_bar, renamed
 from hotset.cli.targets import check_figure, check_table
 from hotset.cli.traces import TraceFiles, load_traces
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from hotset.trace import Trace
 
 
+@with_messages
 def simulate(
     traces: TraceFiles,
     policy: opt.Policies = None,
@@ -46,12 +49,14 @@ def simulate(
 
     Example: hotset simulate chat.safetensors -p lru -p blend -b 10% -b 25% --streams 4 --plot hits.png
     """
+    from hotset.ahead import parts_of_replays
     from hotset.cache import Scope
     from hotset.policies import Admit
     from hotset.prefetch import Driver
     from hotset.shape import parse_size
     from hotset.sim import Sweep, count_jobs
     from hotset.sim import simulate as replay
+    from hotset.sim.sweep import replays_of
 
     sweep = Sweep(
         policies=policy,
@@ -73,7 +78,9 @@ def simulate(
     loaded = load_traces(traces)
     if expert_bytes:
         loaded = {name: trace.with_expert_bytes(parse_size(expert_bytes)) for name, trace in loaded.items()}
-    with progress_bar("replaying", count_jobs(loaded, sweep)) as advance:
+    jobs = count_jobs(loaded, sweep)
+    compile_missing(parts_of_replays(replays_of(loaded, sweep), curve=plot is not None))
+    with progress_bar("replaying", jobs) as advance:
         result = replay(loaded, sweep, advance=advance)
     _write_files(result, loaded, sweep, plot, csv)
     emit_result(result, as_json, lambda: _tables(result))

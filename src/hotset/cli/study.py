@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotset.cli.compiling import compile_missing
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit_result, progress_bar
 from hotset.cli.targets import check_figure, check_table
 from hotset.cli.traces import load_traces
@@ -31,6 +33,7 @@ Out = Annotated[Path | None, typer.Option(help="Write the result as JSON, with t
 _PUBLIC = Path(__file__).parents[4] / "shared" / "traces" / "gpt-oss-20b.npz"  # beside a checkout, if anywhere
 
 
+@with_messages
 def study(
     name: Name,
     trace: Traces = None,
@@ -43,13 +46,16 @@ def study(
 
     Example: hotset study bytes --trace reference:it --trace reference:python --plot bytes.png
     """
+    from hotset.ahead import parts_of_replays
     from hotset.report.study_table import study_table
     from hotset.sim.studies import carry_out, find
 
     chosen = find(name)
     check_figure(plot)
     check_table(csv)
-    plan = chosen.plan(load_traces(trace) if trace else _usual())
+    traces = load_traces(trace) if trace else _usual()
+    plan = chosen.plan(traces)
+    compile_missing(parts_of_replays(chosen.replays_on(traces)))
     with progress_bar("studying", len(plan.jobs)) as advance:
         result = carry_out(chosen, plan, advance)
     _write_files(name, result, plot, csv, out)

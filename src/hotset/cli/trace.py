@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from hotset.cli import trace_synth
+from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit, note
 from hotset.cli.record import record
 from hotset.cli.targets import ForceFlag, refuse_existing
@@ -27,6 +28,7 @@ app = typer.Typer(
 
 
 @app.command("import")
+@with_messages
 def import_(
     file: Annotated[
         Path,

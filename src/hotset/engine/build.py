@@ -26,6 +26,7 @@ from hotset.engine.slots import SlotCache
 from hotset.engine.stats import EngineStats
 from hotset.engine.tiers import RamTier
 from hotset.policies import Policy
+from hotset.prefetch import Driver, PrefetchPlan, plan_prefetch
 from hotset.store import Catalog, SlotLayout
 from hotset.transfer import Readers
 from hotset.transfer.disk import DiskMover, DiskPrefetch
@@ -51,15 +52,17 @@ def cpu_engine(
     threads: int = 0,
     force: bool = False,
     predictor: Predictor | None = None,
+    prefetch: PrefetchPlan | None = None,
     monitor: CacheMonitor | None = None,
 ) -> Engine:
-    """Slots in ordinary memory with a disk behind them."""
+    """Slots in ordinary memory with a disk behind them; prefetch by the rules of a CPU where no others are given."""
     cache = SlotCache(controller)
     guard, stats = Guard(cache), EngineStats(controller)
     arena = Arena.in_ram(cache.num_rows, catalog.slot_bytes, force=force)
     readers = Readers(catalog, arena.rows().__getitem__, threads=threads)
     mover = DiskMover(readers, cache.staging)
-    prefetcher = Prefetcher(cache, DiskPrefetch(readers), predictor) if controller.plan.prefetch_rows else None
+    rules = prefetch or _rules(Driver.CPU, controller)
+    prefetcher = Prefetcher(rules, cache, DiskPrefetch(readers), predictor) if rules.rows else None
     top_k, layers = controller.plan.shape.top_k, zip(catalog.layers, specs, strict=True)
     of_layers = [kernels(arena, source.layout, spec, top_k) for source, spec in layers]
     driver = HostDriver(cache, mover, of_layers, prefetcher, catalog, stats, guard)
@@ -84,11 +87,14 @@ def gpu_engine(
     force: bool = False,
     pinned: bool = False,
     predictor: Predictor | None = None,
+    prefetch: PrefetchPlan | None = None,
+    device_prefetch: PrefetchPlan | None = None,
     monitor: CacheMonitor | None = None,
 ) -> Engine:
     """Slots on a GPU with a RAM tier behind them, and a disk behind that; a `tier` that is there already is used.
 
-    With `by_device` the device may drive decode steps; `predict` says what it prefetches.
+    With `by_device` the device may drive decode steps; `predict` says what it prefetches, by the rules of
+    `device_prefetch`. A host's are `prefetch`. Where none are given, they are those of `plan_prefetch`.
     """
     cache = SlotCache(controller)
     guard, stats = Guard(cache), EngineStats(controller)
@@ -96,7 +102,8 @@ def gpu_engine(
         tier = RamTier(catalog, host_plan, host_policy, guard, threads=threads, force=force)
     arena = Arena.on_device(cache.num_rows, catalog.slot_bytes, device)
     mover = CopyMover(tier, arena, Streams(device), cache.staging)
-    prefetcher = Prefetcher(cache, CopyPrefetch(mover), predictor) if controller.plan.prefetch_rows else None
+    rules = prefetch or _rules(Driver.HOST, controller)
+    prefetcher = Prefetcher(rules, cache, CopyPrefetch(mover), predictor) if rules.rows else None
     top_k, layers = controller.plan.shape.top_k, zip(catalog.layers, specs, strict=True)
     of_layers = [kernels(arena, source.layout, spec, top_k) for source, spec in layers]
     driver = HostDriver(cache, mover, of_layers, prefetcher, catalog, stats, guard)
@@ -107,8 +114,14 @@ def gpu_engine(
     if by_device:
         from hotset.engine.device.decode import DeviceDecode  # needs Triton
 
-        decode = DeviceDecode(device, cache, stats, guard, offload, predict)
+        device_rules = device_prefetch or _rules(Driver.DEVICE, controller)
+        decode = DeviceDecode(device, cache, stats, guard, offload, device_rules, predict)
     return Engine(device, cache, stats, guard, driver, offload, monitor, decode)
+
+
+def _rules(driver: Driver, controller: Controller) -> PrefetchPlan:
+    """The rules by which a driver prefetches into the rows that a cache has for it."""
+    return plan_prefetch(driver, controller.plan.shape, rows=controller.plan.prefetch_rows)
 
 
 def stock_engine(controller: Controller, implementations: Sequence[Stock]) -> Engine:

@@ -171,7 +171,7 @@ class Engine:
             "slots": plan.cached * size,
             "staging": plan.staging * size,
             **({"host": tier.arena.size_bytes} if tier is not None else {}),
-            **({"ahead": plan.prefetch_rows * size} if plan.prefetch_rows else {}),
+            **({"prefetch": plan.prefetch_rows * size} if plan.prefetch_rows else {}),
         }
 
     def preload(self, order: Sequence[ExpertKey], pins: Sequence[ExpertKey] = ()) -> None:

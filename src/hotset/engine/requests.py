@@ -14,6 +14,7 @@ from hotset.cache.usage import USES
 from hotset.engine.step import NO_REQUEST
 from hotset.policies.base import compiled_entry
 from hotset.profile.statistics import Counts
+from hotset.shape import format_size
 from hotset.trace import Phase
 
 KEPT = 64
@@ -39,6 +40,13 @@ class Request(NamedTuple):
             "decode": self.counters.as_dict(Phase.DECODE),
             "loaded_bytes": self.loaded_bytes,
         }
+
+    def __repr__(self) -> str:
+        prompt, new = int(self.tokens[Phase.PREFILL]), int(self.tokens[Phase.DECODE])
+        hits, misses = self.counters.total(Count.HITS), self.counters.total(Count.MISSES)
+        rate = f", hit rate {100 * hits / (hits + misses):.1f} %" if hits + misses else ""
+        read = format_size(self.loaded_bytes)
+        return f"<Request {self.number}: {prompt:,} tokens of prompt and {new:,} new{rate}, {read} loaded>"
 
 
 class Account(NamedTuple):

@@ -245,12 +245,6 @@ def middle_words(b):
 
 
 @operation(words)
-def counting_words(b):
-    """The numbers 0 to 15."""
-    return _twice(tuple(float(number) for number in range(16)))
-
-
-@operation(words)
 def fp4_words(b):
     """What the codes of E2M1 stand for."""
     return _twice(FP4)

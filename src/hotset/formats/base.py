@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 MAX_PARTS = 4
 """Of one matrix: what the kernels take."""
-COMPUTE_TYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class FormatPart(NamedTuple):

@@ -112,23 +112,25 @@ class Integer(WeightFormat):
 
         codes, scales, *rest = self.as_integer(parts)
         zeros = rest[0] if self.zeros != "none" else None
+        groups = self._group_of_each(rest[-1], len(codes), scales.shape[1]) if self.ordered else None
         for rows in tiles(*out.shape):
             numbers = (nibbles(codes[rows]) if self.bits == 4 else codes[rows]).float()
             factors = scales[rows].float()
             middle = 1 << (self.bits - 1) if zeros is None else zeros[rows].float()
-            if self.ordered:
-                own = (
-                    rest[-1]
-                    .long()
-                    .clamp(0, factors.shape[1] - 1)
-                    .repeat_interleave(len(codes) // self.ordered, 0)[rows]
-                )
+            if groups is not None:
+                own = groups[rows]
                 numbers -= middle if zeros is None else middle.gather(1, own)  # type: ignore[union-attr]
                 out[rows] = rounded(numbers.mul_(factors.gather(1, own)), self.scales)
                 continue
             by_group = grouped(numbers, factors.shape[1])
             by_group -= middle if zeros is None else middle[..., None]  # type: ignore[index]
             out[rows] = rounded(by_group.mul_(factors[..., None]).flatten(-2), self.scales)
+
+    def _group_of_each(self, stored: Tensor, outputs: int, count: int) -> Tensor:
+        """The group of each number; a device would have to wait for a look at them, and has nothing beyond the last."""
+        if not stored.is_cuda:
+            _check_groups(stored, count, self)
+        return stored.long().clamp(0, count - 1).repeat_interleave(outputs // self.ordered, 0)
 
     def encode(self, matrix: Tensor, out: Sequence[Tensor], importance: Tensor | None = None) -> None:
         """Codes around the middle, and the scale of least squared error for each group."""

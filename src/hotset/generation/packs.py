@@ -13,12 +13,11 @@ from hotset.errors import HotsetError, ModelError
 from hotset.generation.calibration import MAX_TOKENS, TextCalibration
 from hotset.generation.text_model import load_tokenizer
 from hotset.generation.texts import built_in_text, refuse_shared, text_of_file
-from hotset.models.packing import MADE, PackReport, pack
+from hotset.models.packing import MADE, PackReport, pack, refuse_pack
 from hotset.models.quality import measure
 from hotset.models.windows import TokenText
 from hotset.options import RunOptions
 from hotset.options.run import AUTO
-from hotset.store.packed import is_packed
 
 QUALITY_TOKENS = 1 << 13
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
@@ -51,10 +50,7 @@ class PackMaker:
         if self.experts not in MADE and (self.calibrate is not None or self.quality is not None):
             flag = "--calibrate" if self.calibrate is not None else "--quality"
             raise HotsetError(f"{flag} is for experts that are made small: add --experts {', '.join(MADE)}")
-        if self.experts in MADE and is_packed(Path(self.model)):
-            raise HotsetError(
-                f"{self.model} is a pack, whose experts stay as they are: give the model that it was made from"
-            )
+        refuse_pack(self.model, Path(self.model), self.experts)
         if self.quality is not None and not self.measured:
             raise HotsetError("--quality FILE and --no-quality exclude each other")
         if self.quality is not None and self.calibrate is not None:

@@ -15,13 +15,14 @@ _ROUNDING_BYTES = 32 << 20
 """What a process holds differs a little from one start to the next."""
 
 
-def within_process_memory(options: RunOptions, place: str) -> RunOptions:
-    """The same options with the memory for experts that a limit for the whole process leaves, if there is one.
+def within_process_memory(options: RunOptions, place: str) -> tuple[RunOptions, list[str]]:
+    """The same options with the memory for experts that a limit for the whole process leaves, and a line that says so.
 
-    It is the account that `--memory auto` draws up, with the limit in the place of what is free.
+    It is the account that `--memory auto` draws up, with the limit in the place of what is free. Without a limit
+    nothing changes.
     """
     if options.process_memory is None:
-        return options
+        return options, []
     if options.memory != AUTO:
         raise HotsetError("--process-memory and --memory exclude each other: the one follows from the other")
     needs = _needs(options, place)
@@ -35,8 +36,14 @@ def within_process_memory(options: RunOptions, place: str) -> RunOptions:
         )
     # transformers holds pieces of experts twice while it loads them all: only where there is room for that.
     whole = room >= 2 * needs.all_bytes
-    memory = "100%" if whole else f"{min(room, needs.all_bytes - needs.expert_bytes)}B"
-    return replace(options, process_memory=None, memory=memory)
+    given = needs.all_bytes if whole else min(room, needs.all_bytes - needs.expert_bytes)
+    everything = format_size(needs.all_bytes)
+    left = f"room for all {everything} of them" if whole else f"{format_size(given)} for them, of {everything} in all"
+    taken = format_size(needs.beside_bytes)
+    line = (
+        f"--process-memory {options.process_memory}: the process takes {taken} beside the experts, which leaves {left}"
+    )
+    return replace(options, process_memory=None, memory="100%" if whole else f"{given}B"), [line]
 
 
 class _Needs(NamedTuple):

@@ -30,6 +30,7 @@ class TextModel:
     tokenizer: Any
     options: RunOptions
     place: str = "."  # the folder or the hub id
+    notes: tuple[str, ...] = ()  # what a person should know of how it was loaded, in one line each
 
     @classmethod
     def load(
@@ -59,8 +60,8 @@ class TextModel:
             worker().start()
         check()
         with translate_errors(place, "load the model", LOADING):
-            options = within_process_memory(options, place)
-            loaded = cls(load_model(place, options, profile, kernels), tokenizer, options, place)
+            options, notes = within_process_memory(options, place)
+            loaded = cls(load_model(place, options, profile, kernels), tokenizer, options, place, tuple(notes))
         check()
         return loaded
 

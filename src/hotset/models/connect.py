@@ -25,7 +25,7 @@ from hotset.models.footprint import Footprint
 from hotset.models.handle import Handle
 from hotset.models.layers import Forward, MoeLayer
 from hotset.models.learning import warm_pin_tokens
-from hotset.models.memory_plan import host_plan
+from hotset.models.memory_plan import host_plan, prefetch_plan
 from hotset.models.notices import Notices
 from hotset.models.patches import refuse_copies, refuse_in_children, refuse_saving, show_handle
 from hotset.models.placeholders import Placeholder
@@ -36,7 +36,7 @@ from hotset.models.tracker import StepTracker
 from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF, DriverChoice
 from hotset.policies import parse
-from hotset.prefetch import PrefetchTrial
+from hotset.prefetch import Driver, PrefetchPlan
 from hotset.profile import Profile
 from hotset.store import Catalog
 
@@ -109,17 +109,16 @@ def make_engine(
     """The engine for the device."""
     controller = Controller(plan, parse(options.policy_spec))
     specs = [moe_layer.spec for moe_layer in moe_layers]
-    predictor = (
-        make_predictor(model, moe_layers, controller, options)
-        if plan.prefetch_rows and options.prefetch != OFF
-        else None
-    )
+    device = torch_device(options.device)
+    drivers = (Driver.CPU if device.type == "cpu" else Driver.HOST, Driver.DEVICE)
+    rules, device_rules = (prefetch_plan(options, driver, plan.shape, plan.prefetch_rows) for driver in drivers)
+    predictor = make_predictor(model, moe_layers, controller, rules, options) if rules.rows else None
     monitor = CacheMonitor(
         controller, notices.add, switch=options.switches_policy, warm_pin_tokens=warm_pin_tokens(options)
     )
-    device = torch_device(options.device)
     shared: Any = {
-        "threads": options.threads, "force": options.force, "predictor": predictor, "monitor": monitor,
+        "threads": options.threads, "force": options.force, "predictor": predictor, "prefetch": rules,
+        "monitor": monitor,
     }  # fmt: skip
     if device.type == "cpu":
         return cpu_engine(controller, catalog, specs, kernels=kernels or per_expert_kernels, **shared)
@@ -136,6 +135,7 @@ def make_engine(
         parse(options.host_policy),
         by_device=by_device,
         predict=None if routers is None else routers.scores,
+        device_prefetch=device_rules,
         kernels=kernels or gpu_kernels,
         **shared,
     )
@@ -172,16 +172,14 @@ def drive_by_device(model: Any, handle: Handle, options: RunOptions) -> None:
 
 
 def make_predictor(
-    model: Any, moe_layers: Sequence[MoeLayer], controller: Controller, options: RunOptions
+    model: Any, moe_layers: Sequence[MoeLayer], controller: Controller, plan: PrefetchPlan, options: RunOptions
 ) -> ForecastPredictor:
-    """What predicts for prefetch: the forecast named, or the next layers' routers where that pays."""
+    """What predicts for prefetch, by a plan: the forecast named, or the next layers' routers where that pays."""
     routers = Routers.of(model, moe_layers)
     named = options.prefetch != AUTO
     forecast = parse_forecast(options.prefetch if named else "gate" if routers is not None else "best")
-    shape, most = controller.plan.shape, controller.plan.prefetch_rows
-    trial = PrefetchTrial(shape.layers, auto=not named, most=most)
     gate, slot_of = None if routers is None else routers.predict, controller.table.slot_of
-    return ForecastPredictor(forecast, shape, gate=gate, trial=trial, slot_of=slot_of)
+    return ForecastPredictor(forecast, controller.plan.shape, plan, gate=gate, slot_of=slot_of)
 
 
 def prompt_chunks(model: Any, engine: Engine, options: RunOptions) -> PromptChunks:

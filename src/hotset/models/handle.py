@@ -7,9 +7,10 @@ import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotset.engine.engine import Engine
+from hotset.engine.requests import Request
 from hotset.errors import ClosedError, HotsetError
 from hotset.models.cache_report import CacheReport
 from hotset.models.fingerprint import fingerprint_of
@@ -27,6 +28,9 @@ from hotset.models.tracker import StepTracker
 from hotset.profile import Profile
 from hotset.profile.folder import locate
 from hotset.shape import ExpertKey, format_size
+
+if TYPE_CHECKING:
+    from hotset.report.live import Requests, Stats
 
 
 class Handle(CacheReport):
@@ -57,6 +61,18 @@ class Handle(CacheReport):
         self._model = weakref.ref(model)
         self._profile_writers: dict[Path, ProfileWriter] = {}
         self._closed = False
+
+    def stats(self) -> Stats:
+        """What happened since the last reset, as `CacheReport.stats` says; it prints as a line."""
+        from hotset.report.live import Stats
+
+        return Stats(super().stats())
+
+    def requests(self) -> Requests[Request]:
+        """The last 64 requests, as `CacheReport.requests` says; they print as a line."""
+        from hotset.report.live import Requests
+
+        return Requests(super().requests())
 
     def observe(self) -> None:
         """Count what is routed also where every expert fits and the model runs untouched; costs a little time."""

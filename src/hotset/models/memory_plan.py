@@ -27,7 +27,7 @@ from hotset.models.layers import MoeLayer
 from hotset.options import RunOptions
 from hotset.options.run import AUTO, OFF, DriverChoice
 from hotset.policies import parse
-from hotset.prefetch import Driver, prefetch_rows
+from hotset.prefetch import Driver, PrefetchPlan, plan_prefetch
 from hotset.shape import Budget, ModelShape, format_size
 from hotset.store import Catalog
 
@@ -52,6 +52,7 @@ class MemoryPlanner:
         if options.engine == DriverChoice.DEVICE and device.type != "cuda":
             raise HotsetError(f"--engine device is for a CUDA GPU, and this model runs on {device.type}: leave it out")
         by_device = device.type == "cuda" and options.engine != DriverChoice.HOST
+        driver = Driver.DEVICE if by_device else Driver.CPU if device.type == "cpu" else Driver.HOST
         account = self._account(model, shape, catalog, device, by_device)
         self.plan = plan_slots(
             options.memory,
@@ -61,9 +62,7 @@ class MemoryPlanner:
             free_bytes=account.expert_bytes,
             on_gpu=device.type != "cpu",
             by_device=by_device,
-            prefetch_rows=0
-            if options.prefetch == OFF
-            else prefetch_rows(Driver.DEVICE if by_device else Driver.HOST, shape),
+            prefetch_rows=0 if options.prefetch == OFF else prefetch_plan(options, driver, shape).rows,
         )
         if warning := self.plan.warning(parse(options.policy_spec).name):
             self.notes.append(warning)
@@ -114,6 +113,11 @@ class MemoryPlanner:
         shapes, dtypes = model._hotset_shapes, model._hotset_dtypes
         sizes = [math.prod(shape) * dtypes[name].itemsize for name, shape in shapes.items()]
         return self.options.force or sum(sizes) + max(sizes) <= account.expert_bytes
+
+
+def prefetch_plan(options: RunOptions, driver: Driver, shape: ModelShape, rows: int | None = None) -> PrefetchPlan:
+    """By which rules a driver of a live model prefetches; `rows` once a budget has paid for some."""
+    return plan_prefetch(driver, shape, rows=rows, trial=options.prefetch == AUTO)
 
 
 def host_plan(options: RunOptions, plan: SlotPlan) -> SlotPlan:

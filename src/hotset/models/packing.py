@@ -31,7 +31,7 @@ from hotset.store.dense import INDEX_NAME, Shard, shard_index, shards_of
 from hotset.store.digest import new_digest
 from hotset.store.header import StoredTensor
 from hotset.store.pack import Packer, tidy
-from hotset.store.packed import is_packed, open_index
+from hotset.store.packed import is_packed, open_index, write_quality
 from hotset.store.plan import PackKey, PackLayer, PackPlan
 from hotset.store.verify import Progress
 from hotset.transfer import Readers, ReadTransfer
@@ -80,6 +80,7 @@ def pack(
     if experts not in (AUTO, DENSE, *MADE):
         raise HotsetError(f"experts are packed as {', '.join((AUTO, DENSE, *MADE))}, not {experts!r:.60}")
     model = located(str(model)) or model
+    refuse_pack(str(model), Path(model), experts)
     began, target = time.perf_counter(), Path(out).absolute()
     if os.path.lexists(target) and not is_packed(target):
         raise HotsetError(f"{target} exists: choose another name for the pack, or remove it")
@@ -89,10 +90,11 @@ def pack(
     )
     with ExitStack() as stack:
         folder, dense = stack.enter_context(_beside_experts(found, str(model)))
+        refuse_pack(str(model), folder, experts)  # one that came from the hub
         small = small_files(folder)
         plan = _plan(found, folder, str(model), {} if calibration is None else calibration.meta)
         if target.exists():
-            return _already(target, plan, began)
+            return _already(target, plan, began, folder)
         shards = shards_of(dense)
         packer = stack.enter_context(
             Packer(target, plan, file_bytes=sum(shard.size_bytes for shard in shards), progress=progress)
@@ -109,8 +111,25 @@ def pack(
             content, name = file.read_bytes(), str(file.relative_to(folder))
             packer.add_small(name, packed_config(content, _dtype(found)) if name == "config.json" else content)
         packer.finish()
+        keep_quality(folder, target)
     resumed = sum(layer.experts for layer in plan.layers) - len(missing)
     return _report(target, plan, began, resumed=resumed)
+
+
+def refuse_pack(model: str, folder: Path, experts: str) -> None:
+    """Raise HotsetError for a pack that is to be made small: its experts are used as they were packed."""
+    if experts in MADE and is_packed(folder):
+        raise HotsetError(f"{model} is a pack, whose experts stay as they are: give the model that it was made from")
+
+
+def keep_quality(source: Path, target: Path) -> None:
+    """Put into a pack of a pack what the latter knows of its quality, if their experts are the same bytes."""
+    if not is_packed(source):
+        return
+    old, new = open_index(source), open_index(target)
+    same = old.plan.layers == new.plan.layers and old.digests == new.digests
+    if same and old.quality is not None and new.quality is None:
+        write_quality(target, old.quality)
 
 
 def inspect_experts(
@@ -226,7 +245,7 @@ def _write_dense(packer: Packer, shards: Sequence[Shard]) -> None:
         packer.add_small(INDEX_NAME, shard_index(shards))
 
 
-def _already(target: Path, plan: PackPlan, began: float) -> PackReport:
+def _already(target: Path, plan: PackPlan, began: float, folder: Path) -> PackReport:
     """What to say of a pack that is there: complete if it is of this model, refused if not."""
     index = open_index(target)
     if index.plan != plan:
@@ -235,6 +254,7 @@ def _already(target: Path, plan: PackPlan, began: float) -> PackReport:
             f"({index.plan.meta.get('model')}, {index.plan.meta.get('dtype')}): choose another name, or remove it"
         )
     tidy(target)
+    keep_quality(folder, target)  # a run may have been interrupted just before
     return _report(target, plan, began, complete_already=True)
 
 

@@ -43,4 +43,10 @@ def _method(config: Any) -> str | None:
     if found is None:
         return None
     method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    if method is None:
+        raise ModelError(
+            "config.json has a quantization_config that does not say its quant_method: download the file again, add "
+            f"the method that made the checkpoint ({', '.join(sorted(methods()))}), or make a small one of the "
+            "original weights with hotset pack --experts int4"
+        )
     return str(getattr(method, "value", method))

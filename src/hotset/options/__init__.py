@@ -8,10 +8,11 @@ from __future__ import annotations
 from hotset.options.declare import OptionError, Place, declared, option
 from hotset.options.files import CONFIG_NAME, read_options
 from hotset.options.keywords import make, takes_options
-from hotset.options.run import RunOptions
+from hotset.options.run import MESSAGES, RunOptions
 
 __all__ = [
     "CONFIG_NAME",
+    "MESSAGES",
     "OptionError",
     "Place",
     "RunOptions",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from hotset.reading import TooLargeError, read_bounded
 
 CONFIG_NAME = "hotset.toml"
 _MAX_BYTES = 1 << 20
+_PLUGGED = ("policy", "host_policy", "prefetch")
+_CODE = re.compile(r"\.py(:|$)")
+"""A file of a user's own code, where a policy or a forecast is named."""
 
 
 def read_options(path: str | Path, *kinds: Any) -> tuple[dict[str, Any], list[str]]:
@@ -37,6 +41,11 @@ def read_options(path: str | Path, *kinds: Any) -> tuple[dict[str, Any], list[st
 
 def _checked(file: Path, option: Declared, key: str, value: Any) -> Any:
     """The value of a key; paths and names are kept as they are written, and wrong ones are named with their file."""
+    if option.name in _PLUGGED and isinstance(value, str) and _CODE.search(value):
+        raise HotsetError(
+            f"{file}: {key}: a file of options runs no code: give --{option.name.replace('_', '-')} {value} where the "
+            "command is typed, or make it known by a name with an entry point"
+        )
     try:
         if key != option.name:
             value = option.converted(key, value)

@@ -11,7 +11,7 @@ from typing import Any
 from hotset.checks import put
 from hotset.errors import HotsetError, PolicyError
 from hotset.options.declare import OptionError, Place, budget_or_auto, check_all, option
-from hotset.shape import Budget, parse_size
+from hotset.shape import Budget, parse_memory
 
 AUTO, OFF, DENSE = "auto", "off", "dense"
 DEFAULT_POLICY = "blend"
@@ -24,7 +24,7 @@ SCOPES = ("layer", "pool")
 DTYPES = (AUTO, "bfloat16", "float16", "float32")
 EXPERTS = (AUTO, DENSE)
 
-_CACHE, _LEARNING, _MODEL, _MESSAGES = "Memory and cache", "Learning from use", "The model", "Messages"
+_CACHE, _LEARNING, _MODEL, MESSAGES = "Memory and cache", "Learning from use", "The model", "Messages"
 _COMMANDS = Place.COMMAND | Place.FILE
 
 
@@ -106,7 +106,7 @@ class RunOptions:
         group=_CACHE,
         unit="SIZE",
         places=_COMMANDS,
-        check=parse_size,
+        check=parse_memory,
     )
     host_memory: str | Budget = option(
         AUTO,
@@ -237,19 +237,19 @@ class RunOptions:
         places=Place.LOAD | Place.COMMAND,  # not of a file that happens to lie in a folder
     )
     quiet: bool = option(
-        False, help="Say nothing but the text and errors.", group=_MESSAGES, short="-q", places=_COMMANDS
+        False, help="Say nothing but the text and errors.", group=MESSAGES, short="-q", places=_COMMANDS
     )
     verbose: bool = option(
-        False, help="Say what is done as it is done, with times.", group=_MESSAGES, short="-v", places=_COMMANDS
+        False, help="Say what is done as it is done, with times.", group=MESSAGES, short="-v", places=_COMMANDS
     )
     log_file: str | Path | None = option(
         None,
         help="Add all messages to this file, with time and level; never a prompt or an answer.",
-        group=_MESSAGES,
+        group=MESSAGES,
         unit="FILE",
         places=_COMMANDS,
     )
-    log_json: bool = option(False, help="Write the lines of the log file as JSON.", group=_MESSAGES, places=_COMMANDS)
+    log_json: bool = option(False, help="Write the lines of the log file as JSON.", group=MESSAGES, places=_COMMANDS)
     spill: str | Path | None = option(
         None, help="The folder for the experts of an attached model.", group=_MODEL, places=Place.ATTACH
     )

@@ -1,7 +1,8 @@
-"""By which rules each driver prefetches experts: one plan, which the simulator follows as a whole.
+"""By which rules each driver prefetches experts: one plan, which simulator, host and device read.
 
-The host reads only `rows` of it, the device `rows`, `parts`, `reach`, `rows_per_part` and `max_ranks`; both use
-MIN_PROBABILITY. Their other rules are in their own code and stand here for the simulator: a change belongs in both.
+Fields are what a plan decides: the driver that it is for follows all of them, live and simulated, and a plan with a
+field that its driver cannot follow is refused. Properties are what follows from the fields, or from what a driver is:
+how its transfers end is a matter of its code, which the simulator models.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from hotset.checks import choice, instance, number, put, whole
+from hotset.errors import HotsetError
 from hotset.forecasts import MAX_DISTANCE
 from hotset.shape import ModelShape
 
@@ -20,6 +22,8 @@ MAX_ROWS = 1 << 16
 LARGE_BYTES = 16 << 20
 """To copy such an expert takes longer than a layer computes: a second one for the same layer never starts."""
 
+# No plan of the device has these: it knows no next token, changes no budget and times no single layer.
+_HOST_RULES = ("wraps", "adaptive", "layer_trial")
 _HOST_ROWS = 4  # the cache gives them up, and more of them cost more hits than they bring (docs/results/studies.md)
 
 
@@ -47,23 +51,55 @@ class PrefetchPlan:
     layers_ahead: int  # predictions are made for so many layers after the one that was routed
     max_ranks: int  # experts of a layer that are considered, the likeliest first
     min_probability: float = MIN_PROBABILITY
-    wraps: bool = False  # the first layers of the next step come after the last of this one
-    predicted_only: bool = False  # only experts that the target layer's router ranked, not every likely one
-    split_rows: bool = False  # the layers ahead, and the one that computes, have rows of their own
-    requeues: bool = False  # each event ranks anew: what has not started makes way, and the nearest layer goes first
-    claim: Claim = Claim.REST
-    cancels: bool = True  # a transfer that turns out to be useless is stopped
-    adaptive: bool = False  # the experts sent for per layer grow while they come in time, and shrink while late
     trial: bool = True  # steps with prefetch are compared with control steps, and the loser is switched off
+    wraps: bool = False  # the first layers of the next step come after the last of this one
+    adaptive: bool = False  # the experts sent for per layer grow while they come in time, and shrink while late
     layer_trial: bool = False  # layers are compared on their own, too, by their stalls
-    adjusts_times: bool = False  # what a step owes to its number of misses is taken out before times are compared
 
     def __post_init__(self) -> None:
-        put(self, driver=choice(self.driver, Driver, "the driver"), claim=choice(self.claim, Claim, "the claim"))
+        put(self, driver=choice(self.driver, Driver, "the driver"))
+        if wrong := [name for name in _HOST_RULES if self.by_device and getattr(self, name)]:
+            raise HotsetError(f"{wrong[0]} is a rule of hosts: leave it out of a plan for the device")
         put(self, rows=whole(self.rows, "the number of rows for prefetch", 0, MAX_ROWS))
         put(self, layers_ahead=whole(self.layers_ahead, "the layers that prefetch reaches ahead", 1, MAX_DISTANCE))
         put(self, max_ranks=whole(self.max_ranks, "the ranks that are considered", 1, MAX_ROWS))
         put(self, min_probability=number(self.min_probability, "the minimal probability of a prediction", 0, 1e9))
+
+    @property
+    def by_device(self) -> bool:
+        """Whether kernels of a captured step prefetch, not a host."""
+        return self.driver is Driver.DEVICE
+
+    @property
+    def predicted_only(self) -> bool:
+        """Whether only experts are prefetched that the target layer's router ranked, not every likely one."""
+        return self.by_device  # the routers' inputs are at hand there, and all else is with the host
+
+    @property
+    def split_rows(self) -> bool:
+        """Whether the layers ahead, and the one that computes, have rows of their own."""
+        return self.by_device  # its streams run side by side: nothing in use may be overwritten
+
+    @property
+    def requeues(self) -> bool:
+        """Whether each event ranks anew: what has not started makes way, and the nearest layer goes first."""
+        return self.by_device  # copies stop at the next event by themselves, so that its own loads never wait
+
+    @property
+    def adjusts_times(self) -> bool:
+        """Whether what a step owes to its number of misses is taken out before times are compared."""
+        return self.by_device  # whole steps are timed there, and misses make most of their differences
+
+    @property
+    def claim(self) -> Claim:
+        """What an event waits for that asks for an expert which is still on its way."""
+        # One mark in the stream stands for all copies before it: marks cost the host time. Reads are promoted singly.
+        return Claim.BATCH if self.driver is Driver.HOST else Claim.REST
+
+    @property
+    def cancels(self) -> bool:
+        """Whether a transfer that turns out to be useless is stopped."""
+        return self.driver is not Driver.HOST  # a copy that was launched cannot be
 
     @property
     def parts(self) -> int:
@@ -93,7 +129,6 @@ def plan_prefetch(
 
 def _host(driver: Driver, shape: ModelShape) -> PrefetchPlan:
     """The host predicts by any forecast, between two launches or while the CPU would wait for the disk."""
-    on_gpu = driver is Driver.HOST
     return PrefetchPlan(
         driver=driver,
         rows=min(shape.top_k, _HOST_ROWS),
@@ -101,10 +136,6 @@ def _host(driver: Driver, shape: ModelShape) -> PrefetchPlan:
         layers_ahead=1,
         max_ranks=min(2 * shape.top_k, shape.experts),
         wraps=True,  # the host's forecasts know the next step's first layer by what the last steps used
-        # A copy that was launched cannot be stopped, and one mark in the stream stands for all copies before it: marks
-        # cost the host time. Reads from disk are single files, which stop and are promoted one by one.
-        claim=Claim.BATCH if on_gpu else Claim.REST,
-        cancels=not on_gpu,
         adaptive=True,
         layer_trial=True,  # the host measures every event's stall anyway
     )
@@ -116,18 +147,9 @@ def _device(shape: ModelShape) -> PrefetchPlan:
         driver=Driver.DEVICE,
         # One or two for the layer that computes and for each of the two ahead: nothing in use is overwritten.
         rows=3 if (shape.expert_bytes or 0) >= LARGE_BYTES else 6,
-        split_rows=True,
         # Two: misses come in bursts, and one layer takes less time than a burst.
         layers_ahead=2,
         max_ranks=min(2 * shape.top_k, shape.experts),
-        wraps=False,  # the next token is not known when the last layer runs, so no router can be asked
-        predicted_only=True,
-        requeues=True,  # copies stop at the next event by themselves, so that its own loads never wait for them
-        cancels=True,
-        # Neither budgets nor single layers: the rows are one or two, and stalls of single layers are not measured.
-        adaptive=False,
-        layer_trial=False,
-        adjusts_times=True,  # whole steps are timed on the device, and misses make most of their differences
     )
 
 

@@ -110,7 +110,7 @@ def evaluate(
     arrays = arrays_of(trace, events, judged)
     for spec in names() if forecasts is None else texts(forecasts, "the forecasts") or names():
         forecast = parse(resolve(spec, "forecast"))
-        if forecast.needs and getattr(trace, forecast.needs) is None:
+        if not can_judge(forecast.spec, trace):
             result.notes.append(f"{forecast.spec} is left out: the trace has no {forecast.needs.replace('_', ' ')}")
         else:
             sums, bins = run_loop(forecast, forecast.start(trace.shape), trace, arrays, known)
@@ -118,6 +118,12 @@ def evaluate(
             result.scores.extend(_score(forecast.spec, d, sums[d - 1], bins[d - 1], us) for d in known)
         advance()
     return result
+
+
+def can_judge(spec: str, trace: Trace) -> bool:
+    """Whether a trace holds what a forecast needs."""
+    needs = parse(spec).needs
+    return not needs or getattr(trace, needs) is not None
 
 
 def _check(distances: Sequence[int], fit: float) -> None:

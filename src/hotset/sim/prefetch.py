@@ -108,6 +108,7 @@ def follow_replay(
     chosen = parse("previous" if forecast in (OFF, ORACLE) else forecast)
     check_driver(plan.driver, trace, forecast)
     events = arrays_of(trace, table, np.ones(len(table), np.bool_))
+    events = events._replace(predicted=np.ascontiguousarray(events.predicted[..., : plan.max_ranks]))
     state = chosen.start(trace.shape)
     if training_trace is not None:
         learn(chosen, state, training_trace)

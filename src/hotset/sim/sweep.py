@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -156,6 +156,26 @@ def jobs(trace: Trace, sweep: Sweep) -> list[Job]:
         for policy in setting.sweep.replayed()
         if start == "warm" or setting.shows_cold(policy, trace)
     ]
+
+
+class Replays(NamedTuple):
+    """What is replayed, by policies, and by forecasts that are judged or that prefetch over a link."""
+
+    policies: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
+    prefetched: tuple[str, ...] = ()
+
+
+NOTHING = Replays()
+
+
+def replays_of(traces: Mapping[str, Trace], sweep: Sweep) -> Replays:
+    """All that a sweep replays on these traces."""
+    policies = [policy.spec for trace in traces.values() for policy in sweep.on(trace).sweep.replayed()]
+    forecasts = [chosen_forecast(trace, sweep.prefetch)[0] for trace in traces.values()]
+    named = ["previous" if name == ORACLE else name for name in forecasts]  # the loop is that of a forecast
+    prefetches = sweep.link is not None and sweep.prefetch != OFF
+    return Replays(tuple(dict.fromkeys(policies)), (), tuple(dict.fromkeys(named)) if prefetches else ())
 
 
 def plans(trace: Trace, sweep: Sweep) -> list[tuple[Budget, SlotPlan]]:

@@ -16,6 +16,7 @@ from hotset.errors import HotsetError, TraceError
 from hotset.files import write_beside
 from hotset.reading import TooLargeError, header_bytes, parse_bounded
 from hotset.shape import ModelShape
+from hotset.trace.foreign import foreign_kind
 from hotset.trace.trace import ARRAYS, Labels, Trace
 from hotset.trace.validate import OPTIONAL
 
@@ -65,6 +66,11 @@ def load_trace(path: Path) -> Trace:
     except FileNotFoundError:
         raise TraceError(f"no such trace: {path}") from None
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
+        if kind := foreign_kind(path):
+            raise TraceError(
+                f"{path} is {kind} and no trace file: hotset trace import {path} -o TRACE.safetensors makes one of "
+                "what other tools recorded"
+            ) from None
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise TraceError(f"{path} is not a trace file, or it is damaged ({why}): copy or record it again") from error
     except TraceError as error:

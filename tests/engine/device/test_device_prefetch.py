@@ -27,7 +27,7 @@ from hotset.engine.host.prefetcher import PrefetchCounts  # noqa: E402
 from hotset.forecasts import _learnt, gate  # noqa: E402
 from hotset.forecasts.base import Seen  # noqa: E402
 from hotset.policies import parse  # noqa: E402
-from hotset.prefetch import MIN_PROBABILITY, plan_prefetch  # noqa: E402
+from hotset.prefetch import plan_prefetch  # noqa: E402
 from hotset.prefetch.votes import rank_by_votes  # noqa: E402
 from hotset.shape import ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
@@ -60,8 +60,9 @@ class Machine:
     """A cache on the device with prefetch, a host that serves the same events without it, and a look at every row."""
 
     def __init__(
-        self, tokens: int = 1, slots: int = 5, spec: str = "lru", seed: int = 0, distances: int = DISTANCES
-    ) -> None:
+        self, tokens: int = 1, slots: int = 5, spec: str = "lru", seed: int = 0, distances: int = DISTANCES,
+        **rules: Any,
+    ) -> None:  # fmt: skip
         self.rng, self.tokens, self.parts = np.random.default_rng(seed), tokens, distances + 1
         layers, experts, top_k = SHAPE.layers, SHAPE.experts, SHAPE.top_k
         self.host = Controller(SlotPlan(SHAPE, slots * layers), parse(spec))
@@ -75,12 +76,12 @@ class Machine:
         source = torch.from_numpy(self.rng.integers(0, 255, (layers * experts, SLOT)).astype(np.uint8))
         self.source = source.pin_memory() if CUDA else source
         self.host_row_of = self.rng.permutation(layers * experts).reshape(layers, experts).astype(np.int32)
-        plan = replace(plan_prefetch("device", SHAPE, rows=self.parts * PER_PART), layers_ahead=distances)
+        plan = replace(plan_prefetch("device", SHAPE, rows=self.parts * PER_PART), layers_ahead=distances, **rules)
         spare = rows[self.cached :].tolist()
         self.state = PrefetchState.of(spare, layers, experts, plan, DEVICE, PREFETCH.programs)
         where = torch.from_numpy(self.host_row_of).to(DEVICE)
         gather = Gather(self.source, self.memory, SLOT, USED, where, DEMAND, PREFETCH)
-        self.ahead = DevicePrefetch(self.state, gather, tokens=tokens, top_k=top_k)
+        self.ahead = DevicePrefetch(self.state, plan, gather, tokens=tokens, top_k=top_k)
         self.copies = torch.cuda.Stream() if CUDA else None
         self.expected = np.zeros(6, np.int64)
         self.claimed = self.exchanged = 0
@@ -422,13 +423,53 @@ def test_a_list_goes_on_when_its_layer_comes_nearer() -> None:
     assert (machine.state.progress[part] >= progress).all()
 
 
+def queued_after(rules: dict[str, Any], first: int = 0) -> tuple[Machine, list[list[int]]]:
+    """What is queued for each layer after one event, whose routers ahead name six experts each."""
+    machine = Machine(seed=3, **rules)
+    slot_of = torch.full((SHAPE.layers, SHAPE.experts), -1, dtype=torch.int32, device=DEVICE)
+    machine.state.stop.add_(1)
+    machine.begin(first, torch.full((3,), SHAPE.experts, device=DEVICE), slot_of)
+    named = np.arange(6)
+    machine.ahead.pick(first, [scores_of(named[None] + ahead) for ahead in range(machine.ahead.targets(first))])
+    now, found = machine.state.stop.item(), []
+    for target in range(SHAPE.layers):
+        part = target % (machine.state.distances + 1)
+        mine = machine.state.target[part].item() == now + target - first
+        queued = machine.state.queued_expert[part].tolist() if mine else []
+        found.append([expert for expert in queued if expert >= 0])
+    return machine, found
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({}, [[], [0, 1, 2], [1, 2, 3], []]),
+        ({"rows": 6}, [[], [0, 1], [1, 2], []]),
+        ({"distances": 1}, [[], [0, 1, 2], [], []]),
+        ({"distances": 3, "rows": 4}, [[], [0], [1], [2]]),
+        ({"max_ranks": 2}, [[], [0, 1], [1, 2], []]),
+        ({"min_probability": 0.5}, [[], [0, 1, 2], [1, 2, 3], []]),
+        ({"min_probability": 0.51}, [[], [], [], []]),  # a rank begins at 0.5
+    ],
+    ids=str,
+)
+def test_the_device_follows_its_plan(rules: dict[str, Any], expected: list[list[int]]) -> None:
+    machine, queued = queued_after(rules)
+    assert queued == expected
+    assert machine.state.ranked.shape[2] == rules.get("max_ranks", 6)
+
+
+def test_after_the_last_layer_the_device_prefetches_nothing() -> None:
+    assert queued_after({}, first=SHAPE.layers - 1)[1] == [[], [], [], []]
+
+
 def test_constants_are_those_of_the_host() -> None:
     assert (kernels.OWN_WEIGHT, kernels.ALL_WEIGHT, kernels.RANK_START) == (
         gate.OWN_WEIGHT,
         gate.ALL_WEIGHT,
         gate.RANK_START,
     )
-    assert (kernels.MAX_TRIALS, kernels.MIN_PROBABILITY) == (_learnt.MAX_TRIALS, MIN_PROBABILITY)
+    assert kernels.MAX_TRIALS == _learnt.MAX_TRIALS
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -514,4 +555,4 @@ def test_what_does_not_fit_is_refused() -> None:
         machine.source, machine.memory, SLOT, USED, torch.from_numpy(machine.host_row_of), DEMAND, Work(8, 8, 1)
     )
     with pytest.raises(ValueError, match="does not go with the state"):
-        DevicePrefetch(machine.state, gather, tokens=1, top_k=3)
+        DevicePrefetch(machine.state, machine.ahead.plan, gather, tokens=1, top_k=3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.monitor import CacheMonitor  # noqa: E402
 from hotset.cache.plan import Scope, SlotPlan  # noqa: E402
 from hotset.cache.table import WARM  # noqa: E402
+from hotset.engine import build  # noqa: E402
 from hotset.engine.build import stock_engine  # noqa: E402
 from hotset.engine.device import capture  # noqa: E402
 from hotset.engine.device.capture import Capture, WarmUp  # noqa: E402
@@ -42,7 +44,7 @@ from hotset.errors import HotsetError  # noqa: E402
 from hotset.forecasts import parse as parse_forecast  # noqa: E402
 from hotset.models.static_caches import GenerateArguments, static_cache  # noqa: E402
 from hotset.models.tracker import StepTracker  # noqa: E402
-from hotset.prefetch import PrefetchTrial  # noqa: E402
+from hotset.prefetch import Driver, PrefetchPlan, plan_prefetch  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
 
@@ -81,9 +83,9 @@ def greedy(model: Any, tokens: int = NEW, ids: Any = IDS, **options: Any) -> lis
 
 
 def predictor_for(engine: Engine, *, auto: bool) -> ForecastPredictor:
-    payoff = PrefetchTrial(engine.shape.layers, auto=auto, most=engine.controller.plan.prefetch_rows)
-    slot_of = engine.controller.table.slot_of
-    return ForecastPredictor(parse_forecast("gate"), engine.shape, trial=payoff, slot_of=slot_of)
+    assert engine.prefetcher is not None
+    plan, slot_of = replace(engine.prefetcher.plan, trial=auto), engine.controller.table.slot_of
+    return ForecastPredictor(parse_forecast("gate"), engine.shape, plan, slot_of=slot_of)
 
 
 # What is plain Python.
@@ -189,8 +191,8 @@ def test_a_forecast_that_the_host_makes_keeps_the_device_from_driving(folder: Pa
     model = load(folder, ahead=4, install=False)
     engine = model.hotset.engine
     for name, auto, expected in (("best", False, "forecast best"), ("best", True, None), ("gate", False, None)):
-        payoff = PrefetchTrial(LAYERS, auto=auto)
-        engine.offload.prefetcher.predictor = ForecastPredictor(parse_forecast(name), engine.shape, trial=payoff)
+        plan = replace(engine.offload.prefetcher.plan, trial=auto)
+        engine.offload.prefetcher.predictor = ForecastPredictor(parse_forecast(name), engine.shape, plan)
         reasons = engine.device_decode.unsupported_reasons()
         assert (not reasons) if expected is None else (expected in reasons[0])
     model.hotset.close()
@@ -247,6 +249,29 @@ def test_predictions_come_and_go_with_the_passes_and_are_counted(stock: Any, fol
     assert predictor.trial.state.seen.sum() > 0 or not CUDA
     assert stats["driven_by"] == "device"
     assert greedy(model, 2, OTHER) == greedy(stock, 2, OTHER)  # the host takes over, exchanged rows included
+    model.hotset.close()
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"rows": 3}, {"layers_ahead": 1}, {"min_probability": 1.5}, {"max_ranks": 1}], ids=str
+)
+def test_a_model_driven_by_the_device_prefetches_by_its_plan(
+    folder: Path, stock: Any, rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other(driver: Driver, shape: ModelShape, *, rows: int) -> PrefetchPlan:
+        plan = plan_prefetch(driver, shape, rows=rows)
+        return replace(plan, **rules) if driver is Driver.DEVICE else plan
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "plan_prefetch", other)
+        model = load(folder, ahead=6)
+    steps, plan = model.hotset.engine.device_decode.steps, model.hotset.engine.device_decode.steps.parts.prefetch
+    assert rules.items() <= {name: getattr(plan, name) for name in rules}.items()
+    assert greedy(model) == greedy(stock)
+    parts, per_part = steps.state.prefetch.queued_expert.shape
+    assert (parts, per_part) == (plan.parts, plan.rows_per_part)
+    assert steps.state.prefetch.ranked.shape[2] == plan.max_ranks
+    assert (steps.state.prefetch.tallies.sum().item() > 0) == ("min_probability" not in rules)
     model.hotset.close()
 
 

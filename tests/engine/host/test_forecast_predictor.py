@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from hotset.forecasts import names, parse  # noqa: E402
 from hotset.models.budget import least_slots, plan_slots  # noqa: E402
 from hotset.models.find_layers import find_moe_layers  # noqa: E402
 from hotset.models.routers import Routers  # noqa: E402
-from hotset.prefetch import MIN_PROBABILITY, Driver, PrefetchTrial, prefetch_rows  # noqa: E402
+from hotset.prefetch import MIN_PROBABILITY, Driver, PrefetchTrial, plan_prefetch, prefetch_rows  # noqa: E402
 from hotset.prefetch.trial import ON  # noqa: E402
 from hotset.shape import Budget, ExpertKey, ModelShape  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
@@ -48,7 +49,7 @@ def plain() -> tuple[list[list[int]], dict[str, Any]]:
     text, stats = greedy(model), model.hotset.stats()
     assert model.hotset.engine.offload.prefetcher is None
     assert stats["prefetch"] is None
-    assert "ahead" not in stats["memory"]
+    assert "prefetch" not in stats["memory"]
     model.hotset.close()
     return text, stats
 
@@ -79,8 +80,9 @@ def test_no_forecast_changes_the_text_or_the_cache_and_its_counts_add_up(prefetc
     assert found["auto"] == (prefetch == "auto")
     assert found["in_time"] + found["late"] + found["wasted"] + left > 0
     assert found["in_time"] + found["late"] <= stats["decode"]["misses"]
-    assert 0 <= left <= engine.offload.prefetcher.size
-    assert all(1 <= most <= engine.offload.prefetcher.size for most in found["most"])
+    rows = engine.offload.prefetcher.plan.rows
+    assert 0 <= left <= rows
+    assert all(1 <= most <= rows for most in found["most"])
     one = before["loaded_bytes"] // before["misses"]
     assert before["loaded_bytes"] == one * before["misses"]
     for what in ("in_time", "late", "wasted"):
@@ -115,7 +117,7 @@ def test_where_everything_is_resident_nothing_is_fetched_ahead(prefetch: str) ->
     stats = model.hotset.stats()
     assert model.hotset.engine.controller.plan.prefetch_rows == 0
     assert stats["prefetch"] is None
-    assert "ahead" not in stats["memory"]
+    assert "prefetch" not in stats["memory"]
     model.hotset.close()
 
 
@@ -125,7 +127,7 @@ def test_a_budget_in_bytes_pays_for_the_slots_of_predictions(memory: str) -> Non
     stats, plan = model.hotset.stats(), model.hotset.engine.controller.plan
     size = Budget.parse(memory).size_bytes or 0
     assert plan.prefetch_rows > 0
-    assert stats["memory"]["ahead"] == plan.prefetch_rows * stats["expert_bytes"]
+    assert stats["memory"]["prefetch"] == plan.prefetch_rows * stats["expert_bytes"]
     assert size - stats["expert_bytes"] < stats["resident_bytes"] <= size
     assert model.hotset.engine.offload.arena.slots * stats["expert_bytes"] == stats["resident_bytes"]
     model.hotset.close()
@@ -309,8 +311,9 @@ class Asked(PrefetchTrial):
         return super().most(layer, number)
 
 
-def predictor_of(forecast: str, **options: Any) -> ForecastPredictor:
-    return ForecastPredictor(parse(forecast), SHAPE, **options)
+def predictor_of(forecast: str, rules: dict[str, Any] | None = None, **options: Any) -> ForecastPredictor:
+    plan = replace(plan_prefetch("cpu", SHAPE, rows=16), **(rules or {}))
+    return ForecastPredictor(parse(forecast), SHAPE, plan, **options)
 
 
 def fixed_gate(experts: list[int]) -> Any:

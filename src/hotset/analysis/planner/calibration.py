@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hotset.analysis.planner.hits import HitCurve
-from hotset.analysis.planner.rates import Engine, ExpertPoint, Rates, gpu_rates
+from hotset.analysis.planner.rates import MANY_TOKENS, Engine, ExpertPoint, Rates, gpu_rates, weights_of
 from hotset.errors import HotsetError
 from hotset.files import write_beside
 from hotset.profile.folder import folder as profiles
@@ -45,13 +45,14 @@ class CpuFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """The rates of a GPU and its link; `measuring` leaves them out, so far."""
+    """The rates of a GPU and its link; times of layers are those of another one, unless they are known."""
 
     name: str
     memory_bytes_per_s: float
     link_bytes_per_s: float
     layer_s: float | None  # driven by the device
     host_layer_s: float | None
+    expert_bytes_per_s: float | None = None  # read by torch's products of one token with plain experts
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,12 @@ class Calibration:
     def gpu_rates(self, *, host: bool) -> Rates:
         """What the GPU of this machine does."""
         if self.gpu is None:
-            raise HotsetError(
-                "the rates of a GPU are not measured: give --memory-bandwidth and --link of the one to plan for"
-            )
+            raise HotsetError("the rates of a GPU are not measured: give --memory-bandwidth and --link")
         gpu = self.gpu
         return gpu_rates(
             gpu.memory_bytes_per_s, gpu.link_bytes_per_s, self.cpu.disk_bytes_per_s, host=host, layer_s=gpu.layer_s,
-            host_layer_s=gpu.host_layer_s, source=f"measured here, {self.date}",
+            host_layer_s=gpu.host_layer_s, expert_bytes_per_s=gpu.expert_bytes_per_s,
+            source=f"measured here, {self.date}",
         )  # fmt: skip
 
     def curve(self, shape: ModelShape) -> HitCurve | None:
@@ -173,11 +173,12 @@ def read_document(document: dict[str, Any]) -> Calibration:
     gpu = None if document["gpu"] is None else GpuFigures(**document["gpu"])
     points = [
         ExpertPoint(each["precision"], _matrices(each["matrices"]), int(each["expert_bytes"]), each["one_s"],
-                    each["many_s"])
+                    each["many_s"], each.get("few_s"))
         for each in document["experts"]
     ]  # fmt: skip
-    positive = (cpu.memory_bytes_per_s, cpu.disk_bytes_per_s, cpu.layer_s, cpu.busy, cpu.kept)
-    if not points or min(positive) <= 0 or min(numbers) < 0 or not all(p.one_s > 0 and p.many_s > 0 for p in points):
+    positive = [cpu.memory_bytes_per_s, cpu.disk_bytes_per_s, cpu.layer_s, cpu.busy, cpu.kept]
+    positive += [value for value in asdict(gpu).values() if isinstance(value, int | float)] if gpu else []
+    if not points or min(positive) <= 0 or min(numbers) < 0 or not all(_possible(p) for p in points):
         raise HotsetError("a calibration with impossible figures")
     return Calibration(document["machine"], document["date"], cpu, points, gpu, dict(document["curves"]))
 
@@ -186,16 +187,17 @@ def _matrices(listed: list[list[int]]) -> tuple[tuple[int, int], ...]:
     return tuple((int(outputs), int(inputs)) for outputs, inputs in listed)
 
 
+def _possible(point: ExpertPoint) -> bool:
+    return min(point.one_s, point.many_s, 1.0 if point.few_s is None else point.few_s) > 0
+
+
 def today() -> str:
     """The date that a calibration is of."""
     return datetime.now(UTC).date().isoformat()
 
 
 def _flops_per_s(point: ExpertPoint) -> float:
-    from hotset.analysis.planner.rates import MANY_TOKENS
-
-    weights = sum(outputs * inputs for outputs, inputs in point.matrices)
-    return 2 * weights * MANY_TOKENS / point.many_s
+    return 2 * weights_of(point.matrices) * MANY_TOKENS / point.many_s
 
 
 def _key(shape: ModelShape) -> str:

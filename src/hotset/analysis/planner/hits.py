@@ -78,6 +78,7 @@ class Hits:
     """The curves of all policies on one workload."""
 
     curves: dict[str, HitCurve]  # by policy, the bound among them
+    popularity: Floats | None = None  # [experts]: the share of tokens that choose the expert of each rank
 
     def best(self, slots: int) -> str:
         """The policy that hits most with so many slots; of equals, the default."""
@@ -121,7 +122,17 @@ def replay_hits(
         curves[BOUND if policy.offline else policy.spec] = HitCurve(
             trace.shape, slots, np.stack([*own, everything]), tokens.astype(float)
         )
-    return Hits(curves)
+    return Hits(curves, popularity_of(trace.experts, trace.shape.experts))
+
+
+def popularity_of(experts: npt.NDArray[np.int16], count: int) -> Floats:
+    """The share of tokens that choose the expert of each rank, over the layers of a trace [tokens, layers, top_k]."""
+    ranked = [
+        np.sort(np.bincount(layer[layer >= 0], minlength=count) / len(experts))[::-1]
+        for layer in experts.swapaxes(0, 1)
+    ]
+    found: Floats = np.mean(ranked, axis=0)
+    return found
 
 
 def count_replays(shape: ModelShape, policies: Sequence[str] = POLICIES) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from hotset.analysis.planner.model import MORE_SPECS, SPECS
-from hotset.analysis.planner.rates import MANY_TOKENS, ExpertPoint, Matrices
+from hotset.analysis.planner.rates import FEW_TOKENS, MANY_TOKENS, ExpertPoint, Matrices
 from hotset.engine.arena import Arena
 from hotset.engine.kernels.cpu import RowExperts
 from hotset.engine.kernels.packed import PackedLinear
@@ -81,12 +81,13 @@ def usual_s(call: Callable[[], object], seconds: float, quantile: float = 0.25) 
 
 @torch.inference_mode()
 def measure_expert(precision: str, matrices: Matrices, seconds: float) -> ExpertPoint:
-    """The time of one expert, with one token and with many."""
+    """The time of one expert, with one token, with few and with many."""
     experts, rows, size = pool_of(precision, matrices)
     inputs = matrices[0][1]
     one_s = usual_s(event_of(experts, rows, inputs), seconds) / EVENT_EXPERTS
     many_s = usual_s(event_of(experts, rows, inputs, MANY_TOKENS), seconds / 2)
-    return ExpertPoint(precision, matrices, size, one_s, many_s)
+    few_s = usual_s(event_of(experts, rows, inputs, FEW_TOKENS), seconds / 2)
+    return ExpertPoint(precision, matrices, size, one_s, many_s, few_s)
 
 
 def memory_bytes_per_s(seconds: float) -> float:

@@ -17,6 +17,7 @@ from hotset.analysis.planner.calibration import (
     today,
 )
 from hotset.analysis.planner.measure_experts import measure_expert, memory_bytes_per_s
+from hotset.analysis.planner.measure_gpu import measure_gpu
 from hotset.analysis.planner.measure_reads import measure_disk, sample_file
 from hotset.analysis.planner.measure_steps import step_rates
 from hotset.analysis.planner.model import SPECS
@@ -50,7 +51,7 @@ class Subject(NamedTuple):
 
 def measurements(subject: Subject | None) -> int:
     """How often `measure` will call `advance`."""
-    return len(_shapes(subject)) * len(SPECS) + 3
+    return len(_shapes(subject)) * len(SPECS) + 3 + (gpu_here() is not None)
 
 
 def measure(
@@ -69,6 +70,10 @@ def measure(
     advance()
     steps = step_rates(effort.tokens, effort.seconds)
     advance()
+    gpu, device = None, gpu_here()
+    if device is not None:
+        gpu = measure_gpu(device, effort.seconds)
+        advance()
     kept = load()
     cpu = CpuFigures(
         memory_bytes_per_s=memory,
@@ -80,7 +85,12 @@ def measure(
         **steps._asdict(),
     )
     curves = {} if kept is None else kept.curves
-    return Calibration(machine_name(), today(), cpu, points, None, curves)
+    return Calibration(machine_name(None if gpu is None else gpu.name), today(), cpu, points, gpu, curves)
+
+
+def gpu_here() -> torch.device | None:
+    """The GPU that models run on, if there is one."""
+    return torch.device("cuda") if torch.cuda.is_available() else None
 
 
 def _shapes(subject: Subject | None) -> Sequence[Matrices]:

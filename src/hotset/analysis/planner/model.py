@@ -11,6 +11,8 @@ from hotset.shape import ModelShape
 from hotset.store.layout import PAGE_BYTES, PART_ALIGNMENT_BYTES, round_up
 
 BFLOAT16 = "bfloat16"
+UNNAMED = "MODEL"
+"""What commands call a model that is known by its numbers alone."""
 SPECS = {BFLOAT16: "dense", "int8": "integer:bits=8", "int4": "integer:short=on", "mxfp4": "mxfp4"}
 """The precisions that experts of plain numbers can have, and their weight formats."""
 MORE_SPECS = {"float16": "dense:dtype=float16", "float32": "dense:dtype=float32", "fp8": "fp8"}
@@ -84,6 +86,11 @@ class PlannedModel:
         if name not in known:
             raise HotsetError(f'{self.name} has no precision "{name}": there are {", ".join(known)}')
         return known[name]
+
+    @property
+    def title(self) -> str:
+        """What to call it in a line; one that is only numbers has no name."""
+        return "a model of this --shape" if self.name == UNNAMED else self.name
 
     def renamed(self, name: str) -> PlannedModel:
         """The same under another name."""

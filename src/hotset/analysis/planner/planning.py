@@ -11,19 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.analysis.planner.commands import commands_for
-from hotset.analysis.planner.hits import BOUND, HitCurve, Hits
+from hotset.analysis.planner.hits import BOUND, Hits
+from hotset.analysis.planner.intervals import interval
 from hotset.analysis.planner.model import PlannedModel, Precision
+from hotset.analysis.planner.prompts import PromptTimes
 from hotset.analysis.planner.rates import Engine, Rates
-from hotset.analysis.planner.tiers import Memory, Split, bytes_for, least_bytes, least_slots, split
+from hotset.analysis.planner.tiers import Memory, Split, bytes_for, least_bytes, least_ram_bytes, least_slots, split
 from hotset.analysis.planner.times import TokenTimes
 from hotset.errors import BudgetError
 
 MORE_BYTES = 8 << 30
 PROMPT_TOKENS = 2048
-_DRAWS = 200
-_QUANTILE = 1.645  # nine in ten lie within so many deviations
-_WIDEST = 0.9
-_ONE_REQUEST_SPREAD = 0.15  # of a workload whose requests cannot be compared
 
 RatesOf = Callable[[Engine], Rates]
 Floats = npt.NDArray[np.float64]
@@ -102,18 +100,22 @@ class Planner:
             gpu = self.memory.gpu_bytes is not None
             tier, remedy = ("a GPU, and RAM behind it,", "--gpu 0 (the CPU)") if gpu else ("RAM", "a smaller --context")
             raise BudgetError(
-                f"{self.model.name} does not fit in any precision: the least that works is {tier} of "
-                f"{math.ceil(least / (1 << 20))}MiB; give more, or plan for {remedy} or a smaller model"
+                f"{self.model.title} does not fit in any precision: the least that works is {tier} of "
+                f"{_mib(least)}; give more, or plan for {remedy} or a smaller model"
             )
         return found
 
     def left_out(self) -> list[str]:
         """A line for each precision that does not fit."""
-        lines = []
+        gpu, lines = self.memory.gpu_bytes is not None, []
         for precision in self.model.precisions():
             if split(self.model, precision, self.memory) is None:
-                least = least_bytes(self.model, precision)
-                lines.append(f"{precision.name} does not fit: the least is {math.ceil(least / (1 << 20))}MiB")
+                least, behind = least_bytes(self.model, precision), least_ram_bytes(self.model, precision)
+                if gpu and self.memory.fast_bytes >= least:
+                    needed = f"{_mib(behind)} of RAM behind the GPU"
+                else:
+                    needed = f"{_mib(least)} of {'GPU memory' if gpu else 'RAM'}"
+                lines.append(f"{precision.name} does not fit: the least is {needed}")
         return lines
 
     def row(self, precision: Precision) -> PlanRow | None:
@@ -123,7 +125,7 @@ class Planner:
             return None
         times = self._times(precision, found)
         policy, token_s = self._best(times, found)
-        low_s, high_s = self.interval(times, found.slots, policy, token_s)
+        low_s, high_s = interval(times, self.hits.curves[policy], found.slots, token_s, self.misses_spread)
         more = split(self.model, precision, self.memory.with_fast(self.memory.fast_bytes + self.more_bytes))
         more_s = token_s if more is None else min(self._best(self._times(precision, more), more)[1], token_s)
         bound = self.hits.curves[BOUND]
@@ -143,7 +145,9 @@ class Planner:
             tokens_per_s=1 / token_s,
             low_tokens_per_s=1 / high_s,
             high_tokens_per_s=1 / low_s,
-            prompt_s=times.prompt_s(self.prompt_tokens, found.resident, found.far_share),
+            prompt_s=PromptTimes(times, self.hits.popularity).first_token_s(
+                self.prompt_tokens, found.resident, found.far_share
+            ),
             bound_hit_rate=bound.hit_rate(found.slots),
             bound_tokens_per_s=1 / self._floor_s(times, found),
             more_tokens_per_s=1 / more_s,
@@ -235,26 +239,6 @@ class Planner:
         near, far = (float(np.interp(slots, bound.slots, missed)) for slots in (found.slots, found.ram_slots))
         return times.floor_s(near, min(near, far) if found.far_share else 0.0)
 
-    def interval(self, times: TokenTimes, slots: int, policy: str, token_s: float) -> tuple[float, float]:
-        """Between which times nine in ten workloads and machines like these lie."""
-        curve = self.hits.curves[policy]
-        requests = _bootstrap(times, curve, slots) / token_s
-        missing_s = max(token_s - times.resident_s, 0.0)
-        workload = self.misses_spread * missing_s / token_s
-        share = min(math.hypot(requests, workload, times.rates.spread), _WIDEST)
-        return token_s * (1 - share / (1 + share)), token_s * (1 + share)
 
-
-def _bootstrap(times: TokenTimes, curve: HitCurve, slots: int) -> float:
-    """How far a token's time lies from its mean, in seconds, were the requests others of the same kind."""
-    costs = times.by_missing()
-    at = np.interp(slots, curve.slots, np.arange(len(curve.slots)))
-    below, above = math.floor(at), math.ceil(at)
-    events = curve.events[below] + (at - below) * (curve.events[above] - curve.events[below])
-    spent, tokens = events @ costs, curve.tokens
-    counted = tokens > 0
-    spent, tokens = spent[counted], tokens[counted]
-    if len(tokens) < 3:
-        return _ONE_REQUEST_SPREAD * float(spent.sum() / tokens.sum())
-    draws = np.random.default_rng(0).integers(0, len(tokens), (_DRAWS, len(tokens)))
-    return _QUANTILE * float((spent[draws].sum(axis=1) / tokens[draws].sum(axis=1)).std())
+def _mib(size_bytes: int) -> str:
+    return f"{math.ceil(size_bytes / (1 << 20))} MiB"

@@ -11,6 +11,8 @@ from typing import NamedTuple
 Matrices = tuple[tuple[int, int], ...]
 MANY_TOKENS = 64
 """The tokens of one expert at which the time for many is measured."""
+FEW_TOKENS = 8
+"""Up to so many tokens are multiplied with packed matrices, as `engine/kernels/packed.py` has it."""
 
 
 class Engine(StrEnum):
@@ -29,6 +31,7 @@ class ExpertPoint(NamedTuple):
     expert_bytes: int
     one_s: float  # with one token, among the other experts of an event
     many_s: float  # with `MANY_TOKENS`
+    few_s: float | None = None  # with `FEW_TOKENS`; calibrations of before it was measured do not have it
 
     @property
     def bytes_per_s(self) -> float:
@@ -53,6 +56,7 @@ class Rates:
     kept: float = 0.0  # share of the compute speed that is left while experts arrive
     busy: float = 1.0  # share of the transfer speed that is left while experts are computed
     prompt_layer_s: float = 0.0  # of each layer of a prompt, where it takes another path
+    prompt_miss_bytes_per_s: float | None = None  # of what a prompt misses, where that is brought in another way
     flops_per_s: float = math.inf  # of products with many tokens
     experts: Sequence[ExpertPoint] = ()
     efficiency: Mapping[str, float] = field(default_factory=dict)  # of the memory's speed, where nothing is measured
@@ -61,27 +65,23 @@ class Rates:
 
     def expert_s(self, precision: str, matrices: Matrices, expert_bytes: int) -> float:
         """One expert with one token."""
-        point = self._nearest(precision, matrices)
+        point = self.nearest(precision, matrices)
         if point is None:
             return expert_bytes / (self.memory_bytes_per_s * self._efficiency(precision))
         return point.one_s if point.matrices == matrices else expert_bytes / point.bytes_per_s
 
-    def many_s(self, precision: str, matrices: Matrices, expert_bytes: int, tokens: float) -> float:
-        """One expert with several tokens: on the line between one token and many."""
-        one_s, point = self.expert_s(precision, matrices, expert_bytes), self._nearest(precision, matrices)
-        if point is None:
-            weights = sum(outputs * inputs for outputs, inputs in matrices)
-            return one_s + 2 * weights * tokens / self.flops_per_s
-        many_s = point.many_s * one_s / point.one_s
-        return one_s + max(many_s - one_s, 0.0) * (tokens - 1) / (MANY_TOKENS - 1)
-
     def _efficiency(self, precision: str) -> float:
         return self.efficiency.get(precision) or min(self.efficiency.values(), default=1.0)
 
-    def _nearest(self, precision: str, matrices: Matrices) -> ExpertPoint | None:
+    def nearest(self, precision: str, matrices: Matrices) -> ExpertPoint | None:
         """The measured expert whose matrices are most like these."""
         own = [point for point in self.experts if point.precision == precision and len(point.matrices) == len(matrices)]
         return min(own, key=lambda point: _distance(point.matrices, matrices), default=None)
+
+
+def weights_of(matrices: Matrices) -> int:
+    """The numbers of an expert."""
+    return sum(outputs * inputs for outputs, inputs in matrices)
 
 
 def _distance(one: Matrices, other: Matrices) -> float:
@@ -105,14 +105,19 @@ def gpu_rates(
     host: bool,
     layer_s: float | None = None,
     host_layer_s: float | None = None,
+    expert_bytes_per_s: float | None = None,
     spread: float = 0.15,
     source: str = "given",
 ) -> Rates:
     """A GPU by its memory and its link; what is not given is as measured on one H200 (docs/results/gpu.md).
 
     The share of the memory's speed by format is of its kernels alone, that of other weights and the time of a layer of
-    Qwen3-30B-A3B's shape with all experts resident.
+    Qwen3-30B-A3B's shape with all experts resident. Where torch's products of plain experts read a larger share of the
+    memory's speed than hotset's kernels did there, all formats do so much better; where they read a smaller one, what
+    was seen is how long launches take.
     """
+    seen = (expert_bytes_per_s or 0.0) / memory_bytes_per_s
+    better = max(seen / _GPU_EFFICIENCY["bfloat16"], 1.0)
     by_host = host_layer_s or _HOST_LAYER_S
     return Rates(
         engine=Engine.HOST if host else Engine.DEVICE,
@@ -122,8 +127,9 @@ def gpu_rates(
         miss_bytes_per_s=link_bytes_per_s * (1.0 if host else GPU_LINK_SHARE),
         far_bytes_per_s=disk_bytes_per_s,
         prompt_layer_s=by_host,
+        prompt_miss_bytes_per_s=link_bytes_per_s,
         flops_per_s=memory_bytes_per_s * _GPU_FLOPS_PER_BYTE,
-        efficiency=_GPU_EFFICIENCY,
+        efficiency={name: min(share * better, 1.0) for name, share in _GPU_EFFICIENCY.items()},
         spread=2 * spread if host else spread,
         source=source,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hotset.analysis.planner.model import BFLOAT16, MORE_SPECS, SPECS, PlannedModel
+from hotset.analysis.planner.model import BFLOAT16, MORE_SPECS, SPECS, UNNAMED, PlannedModel
 from hotset.checks import whole
 from hotset.errors import HotsetError
 from hotset.models.footprint import Footprint
@@ -59,7 +59,7 @@ def parse_shape(text: str, context: int) -> PlannedModel:
     if missing:
         known = ", ".join(PRESETS)
         raise HotsetError(f"--shape lacks {', '.join(missing)}: write layers=48,experts=128,... or one of {known}")
-    return from_numbers("MODEL", numbers, context)
+    return from_numbers(UNNAMED, numbers, context)
 
 
 def _pair(part: str) -> tuple[str, Any]:

@@ -106,7 +106,7 @@ def expert_room(model: PlannedModel, fast_bytes: int) -> int:
 def slots_for(room_bytes: int, shape: ModelShape, expert_bytes: int, engine: Engine) -> tuple[int, int] | None:
     """The slots that bytes buy, and the rows beside them, as `hotset.load` divides them; None: too few to work."""
     least, most = least_slots(shape), shape.total_experts
-    staging = _staging(shape, engine)
+    staging = staging_rows(shape, engine)
     staging = max(1, min(staging, room_bytes // expert_bytes - least))
     slots = min(max(room_bytes // expert_bytes - staging, 0), most)
     rows = max(min(_prefetch_rows(shape, expert_bytes, engine), slots // 16, slots - least), 0) if slots < most else 0
@@ -125,6 +125,11 @@ def least_bytes(model: PlannedModel, precision: Precision) -> int:
     return model.rest_bytes + math.ceil(room / (1 - SAFETY)) + 1
 
 
+def least_ram_bytes(model: PlannedModel, precision: Precision) -> int:
+    """The least RAM behind a GPU with which a model runs whose experts are not all on the GPU."""
+    return math.ceil((model.layers + HOST_STAGING) * precision.expert_bytes / HOST_SHARE)
+
+
 def bytes_for(model: PlannedModel, precision: Precision, slots: int, engine: Engine) -> int:
     """The least memory of the tier that computes that comes to so many slots."""
     shape, size = model.shape, precision.expert_bytes
@@ -140,7 +145,8 @@ def bytes_for(model: PlannedModel, precision: Precision, slots: int, engine: Eng
     return fast
 
 
-def _staging(shape: ModelShape, engine: Engine) -> int:
+def staging_rows(shape: ModelShape, engine: Engine) -> int:
+    """The rows through which experts pass that get no slot."""
     most = {Engine.CPU: min(shape.top_k, 4), Engine.HOST: min(shape.top_k, 8), Engine.DEVICE: shape.top_k}
     return max(2, most[engine])
 

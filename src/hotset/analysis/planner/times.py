@@ -1,8 +1,7 @@
-"""How long a token takes, by how many experts of each event are missing; and a prompt, before its first token."""
+"""How long a token takes, by how many experts of each event are missing."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,10 +10,6 @@ import numpy.typing as npt
 from hotset.analysis.planner.hits import HitCurve
 from hotset.analysis.planner.model import PlannedModel, Precision
 from hotset.analysis.planner.rates import Rates
-from hotset.analysis.planner.workload import distinct_experts
-
-CHUNK_TOKENS = 2048
-"""Tokens of a prompt that are computed together, where memory is not short."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,21 +76,6 @@ class TokenTimes:
         read = model.read_bytes + model.layers * model.top_k * size
         moved_s = max(missed * size / rates.miss_bytes_per_s, far * size / rates.far_bytes_per_s)
         return max(read / rates.memory_bytes_per_s, moved_s)
-
-    def prompt_s(self, tokens: int, resident_share: float, far_share: float = 0.0) -> float:
-        """The first token of a prompt of so many tokens, part after part."""
-        parts = math.ceil(tokens / CHUNK_TOKENS)
-        return parts * self._part_s(tokens / parts, resident_share, far_share)
-
-    def _part_s(self, tokens: float, resident_share: float, far_share: float) -> float:
-        model, rates, size = self.model, self.rates, self.precision.expert_bytes
-        used = distinct_experts(model.experts, model.top_k, max(round(tokens), 1))
-        each_s = rates.many_s(self.precision.name, model.matrices, size, tokens * model.top_k / used)
-        moved_s = used * (1 - resident_share) * size / rates.miss_bytes_per_s
-        moved_s += used * min(far_share, 1 - resident_share) * size / rates.far_bytes_per_s
-        dense_s = max(model.read_bytes * tokens / rates.flops_per_s, model.read_bytes / rates.rest_bytes_per_s)
-        layers_s = model.all_layers * (rates.prompt_layer_s or rates.layer_s) + dense_s
-        return layers_s + model.layers * (rates.event_s + together_s(used * each_s, moved_s, rates))
 
 
 def together_s(compute_s: float, transfer_s: float, rates: Rates) -> float:

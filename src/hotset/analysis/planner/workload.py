@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +127,3 @@ def _drawn(rates: list[npt.NDArray[np.float64]], shape: ModelShape) -> Trace:
         step=np.arange(tokens, dtype=np.int32),
         phase=np.full(tokens, Phase.DECODE, np.uint8),
     )
-
-
-def distinct_experts(experts: int, top_k: int, tokens: int) -> float:
-    """The experts of a layer that so many tokens use, were they chosen evenly: more than really are."""
-    return experts * -math.expm1(tokens * math.log1p(-top_k / experts)) if top_k < experts else float(experts)

@@ -22,7 +22,7 @@ from hotset.engine.stats import EngineStats
 from hotset.engine.step import Step
 from hotset.engine.support import DeviceSupport
 from hotset.errors import HotsetError
-from hotset.prefetch import Driver
+from hotset.prefetch import Driver, PrefetchPlan
 from hotset.trace import Phase
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class DeviceDecode:
         stats: EngineStats,
         guard: Guard,
         offload: Offload,
+        plan: PrefetchPlan,
         predict: Predict | None = None,
     ) -> None:
         if offload.tier is None or not isinstance(offload.mover, CopyMover):
@@ -49,7 +50,7 @@ class DeviceDecode:
         self.guard, self._offload = guard, offload
         streams, prefetcher = offload.mover.streams, offload.prefetcher
         specs = [local.spec for local in offload.driver.kernels]
-        parts = StepParts(offload.catalog, specs, offload.arena, offload.tier.arena, predict)
+        parts = StepParts(offload.catalog, specs, offload.arena, offload.tier.arena, plan, predict)
         follower = Follower(cache.controller, stats, offload.catalog, prefetcher, streams)
         self.steps = DeviceSteps(cache, offload.tier, parts, streams, follower, guard, prefetcher)
         self.filler = TierFiller(offload.tier)
@@ -94,9 +95,10 @@ class DeviceDecode:
 
     def prefetches_in(self, step: Step) -> bool:
         """Whether the device prefetches in a step: `auto` compares steps that do and steps that do not."""
-        if not self.steps.can_prefetch or self._forecast is None:
+        forecast = self._forecast
+        if not self.steps.can_prefetch or forecast is None or not self.steps.parts.prefetch.trial:
             return self.steps.can_prefetch
-        return not self._forecast.trial.is_control_step(step.number)
+        return not forecast.trial.is_control_step(step.number)
 
     # What the device serves.
 

@@ -125,8 +125,8 @@ def _assign(
     table's own slot_of stays as it was meanwhile: a victim had its slot when the event began.
     """
     expert = tl.arange(0, lanes)
-    may_leave = (slot_of >= 0) & (last < tick)
-    turn = tl.where(may_leave, last, 0) * lanes + expert  # of equals the older is evicted first, then the lower
+    evictable = (slot_of >= 0) & (last < tick)
+    turn = tl.where(evictable, last, 0) * lanes + expert  # of equals the older is evicted first, then the lower
     order = tl.full((lanes,), -1, tl.int32)
     evicted = tl.full((lanes,), -1, tl.int32)
     assigned = 0
@@ -134,8 +134,8 @@ def _assign(
     while row < num_missing:
         waiting = tl.where(missing & (order < 0), rank, float("-inf"))
         best, candidate = tl.max(waiting, axis=0, return_indices=True, return_indices_tie_break_left=True)
-        lowest = tl.min(tl.where(may_leave, value, float("inf")), axis=0)
-        first = tl.min(tl.where(may_leave & (value == lowest), turn, _FOREVER), axis=0)
+        lowest = tl.min(tl.where(evictable, value, float("inf")), axis=0)
+        first = tl.min(tl.where(evictable & (value == lowest), turn, _FOREVER), axis=0)
         victim = (first & (lanes - 1)).to(tl.int32)
         evicts = (first != _FOREVER) & (row >= num_free)
         if admit == _SCORE:
@@ -145,12 +145,12 @@ def _assign(
         slot = tl.load(table.free + first_slot + num_free - 1 - row, mask=row < num_free, other=-1)
         slot = tl.maximum(slot, tl.load(table.slot_of + layer * experts + victim, mask=evicts, other=-1))
 
-        leaves = evicts & (expert == victim)
-        comes = expert == candidate
-        may_leave = may_leave & (leaves == 0)
-        slot_of = tl.where(leaves, -1, tl.where(comes, slot, slot_of))
-        evicted = tl.where(comes & evicts, victim, evicted)
-        order = tl.where(comes, row, order)
+        is_victim = evicts & (expert == victim)
+        is_candidate = expert == candidate
+        evictable = evictable & (is_victim == 0)
+        slot_of = tl.where(is_victim, -1, tl.where(is_candidate, slot, slot_of))
+        evicted = tl.where(is_candidate & evicts, victim, evicted)
+        order = tl.where(is_candidate, row, order)
         assigned += tl.where(slot >= 0, 1, 0)
         row += 1
     return slot_of, order, evicted, assigned
@@ -243,7 +243,7 @@ class Plan:
         if scope is not Scope.LAYER:
             return "slots shared by all layers are chosen among on the host only"
         if policy.admission is Admit.LATE:
-            return "with admit=late an event's own experts may leave while they are being computed"
+            return "with admit=late an event's own experts may be evicted while they are being computed"
         return find(policy.name).refuses(policy)
 
     def __call__(self, layer: int, index: Tensor) -> None:

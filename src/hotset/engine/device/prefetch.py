@@ -20,6 +20,7 @@ from hotset.engine.device.plan import Outputs
 from hotset.engine.device.prefetch_kernels import claim, pick, send
 from hotset.engine.device.prefetch_state import PrefetchState
 from hotset.engine.host.prefetcher import PrefetchCounts
+from hotset.prefetch import PrefetchPlan
 
 Tensor = torch.Tensor
 
@@ -27,15 +28,16 @@ Tensor = torch.Tensor
 class DevicePrefetch:
     """Prefetch in the steps of one size; nothing here waits for the device or allocates, but for `tallies`.
 
-    `gather` knows the memory of the RAM tier and of the arena. Who plans an event must first add one to `state.stop`.
-    Then come `claim`, `fetch` and `send`, on one stream; `pick` comes after `claim` and before `send`.
+    `state` is made by the plan. `gather` knows the memory of the RAM tier and of the arena. Who plans an event must
+    first add one to `state.stop`. Then come `claim`, `fetch` and `send`, on one stream; `pick` comes after `claim` and
+    before `send`.
     """
 
-    def __init__(self, state: PrefetchState, gather: Gather, *, tokens: int, top_k: int) -> None:
+    def __init__(self, state: PrefetchState, plan: PrefetchPlan, gather: Gather, *, tokens: int, top_k: int) -> None:
         work, device = gather.prefetch, gather.rows.device
         if state.progress.shape[1] != work.programs:
             raise ValueError(f"{work} does not go with the state")
-        self.state, self.gather = state, gather
+        self.state, self.plan, self.gather = state, plan, gather
         self.words_of = torch.tensor(gather.words, dtype=torch.int32, device=device)
         self.layers, self.experts = gather.host_row_of.shape
         self.tokens, self.pairs = tokens, tokens * top_k
@@ -87,7 +89,8 @@ class DevicePrefetch:
         if scores:
             launch: Any = pick[(1,)]
             launch(
-                tuple(scores), layer, self.state, self.words_of, count=len(scores), tokens=self.tokens, **self._shared,
+                tuple(scores), layer, self.state, self.words_of, count=len(scores), tokens=self.tokens,
+                min_probability=self.plan.min_probability, **self._shared,
                 num_warps=4 if self.experts <= 256 else 8,
             )  # fmt: skip
 

@@ -7,9 +7,8 @@ import triton.language as tl
 
 from hotset.forecasts._learnt import MAX_TRIALS
 from hotset.forecasts.gate import ALL_WEIGHT, OWN_WEIGHT, RANK_START
-from hotset.prefetch import MIN_PROBABILITY
 
-_MIN_PROBABILITY, _MAX_TRIALS = tl.constexpr(MIN_PROBABILITY), tl.constexpr(MAX_TRIALS)
+_MAX_TRIALS = tl.constexpr(MAX_TRIALS)
 _OWN_WEIGHT, _ALL_WEIGHT, _START = tl.constexpr(OWN_WEIGHT), tl.constexpr(ALL_WEIGHT), tl.constexpr(RANK_START)
 _CHUNK = tl.constexpr(32)
 
@@ -151,7 +150,7 @@ def pick(
     scores, layer, state, words_of,
     count: tl.constexpr, tokens: tl.constexpr, layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr,
     distances: tl.constexpr, per_part: tl.constexpr, queue_lanes: tl.constexpr, width: tl.constexpr,
-    rank_lanes: tl.constexpr, programs: tl.constexpr, block: tl.constexpr,
+    rank_lanes: tl.constexpr, programs: tl.constexpr, block: tl.constexpr, min_probability: tl.constexpr,
 ):  # fmt: skip
     """Choose experts of the next layers to send for, from what their routers make of this one's input; one program.
 
@@ -166,7 +165,7 @@ def pick(
         ranked = _rank(scores[distance], state.votes, ranked_at, tokens, experts, lanes, width, rank_lanes)
         probability = _probability(state, target, distance, tokens > 1, layers, width, rank_lanes)
         slot_of_target = tl.load(state.slot_of_target + distance * experts + ranked, mask=ranked >= 0, other=0)
-        takes = (slot_of_target < 0) & (probability >= _MIN_PROBABILITY)
+        takes = (slot_of_target < 0) & (probability >= min_probability)
         blocks = (tl.load(words_of + target) + block - 1) // block
         _queue(
             state, part, target, number, ranked, probability, takes, blocks, per_part, queue_lanes, rank_lanes, programs

@@ -8,7 +8,7 @@ import torch
 from hotset.engine.device.prefetch_state import PrefetchState
 from hotset.engine.device.table import DeviceTable
 from hotset.engine.slots import SlotCache
-from hotset.prefetch import Driver, plan_prefetch
+from hotset.prefetch import PrefetchPlan
 
 Tensor = torch.Tensor
 
@@ -16,18 +16,18 @@ Tensor = torch.Tensor
 class DeviceCacheState:
     """The table, the policy's state, and the rows: of slots, of all experts in the RAM tier, and for prefetch.
 
-    Steps of all sizes share it. Its tensors stay where they are: graphs know them by their addresses.
+    Steps of all sizes share it; without a plan nothing is prefetched. Its tensors stay where they are: graphs know
+    them by their addresses.
     """
 
-    def __init__(self, cache: SlotCache, host_rows: Tensor, *, prefetch: bool) -> None:
+    def __init__(self, cache: SlotCache, host_rows: Tensor, plan: PrefetchPlan | None) -> None:
         shape, device = cache.controller.plan.shape, host_rows.device
         self.policy = cache.controller.policy  # whose kernels are for this state
         self.table = DeviceTable.upload(cache.controller, device)
         self.row_of = torch.from_numpy(cache.rows).to(device, copy=True)  # int32 [slots]
         self.host_row_of = host_rows  # int32 [layers, experts]
         rows = cache.prefetch_rows
-        plan = plan_prefetch(Driver.DEVICE, shape, rows=len(rows))
-        self.prefetch = PrefetchState.of(rows, shape.layers, shape.experts, plan, device) if prefetch else None
+        self.prefetch = None if plan is None else PrefetchState.of(rows, shape.layers, shape.experts, plan, device)
 
     def upload(self, cache: SlotCache) -> None:
         """Go on from where the host is; nothing may be on its way to a slot or to a row for prefetch."""

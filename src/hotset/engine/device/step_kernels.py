@@ -19,6 +19,7 @@ from hotset.engine.kernels.spec import ExpertSpec
 from hotset.engine.kernels.triton_experts import Phase, TritonExperts
 from hotset.engine.support import DeviceSupport
 from hotset.errors import HotsetError
+from hotset.prefetch import PrefetchPlan
 from hotset.store import Catalog
 
 Tensor = torch.Tensor
@@ -154,12 +155,13 @@ class StepParts(NamedTuple):
     specs: Sequence[ExpertSpec]
     arena: Arena  # the rows
     host_arena: Arena  # all experts
+    prefetch: PrefetchPlan  # by which rules experts are prefetched
     predict: Predict | None = None  # what the routers of the next layers make of a layer's input
 
 
 def make_step_kernels(tokens: int, state: DeviceCacheState, controller: Controller, parts: StepParts) -> StepKernels:
     """The kernels for steps of so many tokens of one cache."""
-    catalog, specs, arena, host_arena, predict = parts
+    catalog, specs, arena, host_arena, rules, predict = parts
     shape, plan, prefetch = controller.plan.shape, controller.plan, state.prefetch
     reasons = DeviceSupport.check_batch(tokens, shape, plan.staging)
     if reasons:
@@ -168,7 +170,7 @@ def make_step_kernels(tokens: int, state: DeviceCacheState, controller: Controll
     planned = Plan(controller, state.table, tokens * shape.top_k, state.row_of, plan.cached, ring=RING, stop=stop)
     used = [source.layout.used_bytes for source in catalog.layers]
     gather = Gather(host_arena.memory, arena.memory, catalog.slot_bytes, used, state.host_row_of)
-    prefetching = prefetch and DevicePrefetch(prefetch, gather, tokens=tokens, top_k=shape.top_k)
+    prefetching = prefetch and DevicePrefetch(prefetch, rules, gather, tokens=tokens, top_k=shape.top_k)
     experts: list[TritonExperts] = []
     for source, spec in zip(catalog.layers, specs, strict=True):
         scratch = experts[-1].scratch if experts else None  # of all layers, since one computes at a time

@@ -49,7 +49,7 @@ class DeviceSteps:
     @property
     def can_prefetch(self) -> bool:
         """Whether the device can prefetch at all: there are rows for it, and routers that predict."""
-        return self.prefetch is not None and self.prefetch.size >= 2 and self.parts.predict is not None
+        return self.prefetch is not None and self.parts.prefetch.reach > 0 and self.parts.predict is not None
 
     @property
     def is_outdated(self) -> bool:
@@ -72,7 +72,7 @@ class DeviceSteps:
         if self.prefetch is not None and self.can_prefetch:
             self.prefetch.clear()
         host_rows = torch.from_numpy(self.tier.cache.rows[slots]).to(self.parts.arena.memory.device)
-        return DeviceCacheState(self.cache, host_rows, prefetch=self.can_prefetch)
+        return DeviceCacheState(self.cache, host_rows, self.parts.prefetch if self.can_prefetch else None)
 
     def upload(self) -> None:
         """Take the cache, if the host has it: the device goes on from where the host is."""

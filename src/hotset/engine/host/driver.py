@@ -75,7 +75,7 @@ class HostDriver:
         placement = self._cache.look_up(
             layer, batch.experts, record.slots, batch.counts, tokens, step.phase, step.first_request
         )
-        claimed = {} if prefetcher is None else prefetcher.claim(placement)
+        claimed = {} if prefetcher is None else prefetcher.claim(step, placement)
         if len(placement.loads):
             if self._stats.listener is not None:
                 self._stats.listener(layer, placement.loads)

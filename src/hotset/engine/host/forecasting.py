@@ -14,7 +14,7 @@ from hotset.engine.host.prefetcher import IsNear
 from hotset.engine.step import Step
 from hotset.forecasts import Forecast, Seen
 from hotset.forecasts._kernel import steps_of
-from hotset.prefetch import MIN_PROBABILITY, PrefetchTrial
+from hotset.prefetch import PrefetchPlan, PrefetchTrial
 from hotset.prefetch.votes import rank_by_votes
 from hotset.shape import ExpertKey, ModelShape
 
@@ -23,25 +23,25 @@ Gate = Callable[[int, torch.Tensor, int, int], torch.Tensor]
 
 
 class ForecastPredictor:
-    """Asks one forecast, in the order in which layers run."""
+    """Asks one forecast, in the order in which layers run, and chooses by a plan."""
 
     def __init__(
         self,
         forecast: Forecast,
         shape: ModelShape,
+        plan: PrefetchPlan,
         *,
         gate: Gate | None = None,
-        distances: int = 1,
         trial: PrefetchTrial | None = None,
         slot_of: npt.NDArray[Any] | None = None,
     ) -> None:
-        self.forecast, self.shape, self.gate, self.distances = forecast, shape, gate, distances
-        self.trial = trial or PrefetchTrial(shape.layers)
+        self.forecast, self.shape, self.plan, self.gate = forecast, shape, plan, gate
+        self.trial = trial or PrefetchTrial.of(plan, shape.layers)
         self.state = forecast.start(shape)
         self._steps = steps_of(type(forecast))
         self._slot_of = np.full((shape.layers, shape.experts), -1, np.int32) if slot_of is None else slot_of
         self._probabilities = np.zeros(shape.experts)
-        self._picked = np.zeros(min(2 * shape.top_k, shape.experts), np.int64)
+        self._picked = np.zeros(plan.max_ranks, np.int64)
         self._none = np.full((1, 1), -1, np.int16)
 
     @property
@@ -50,26 +50,29 @@ class ForecastPredictor:
         return self.forecast.uses_tokens
 
     def choose(self, layer: int, event: ExpertBatch, step: Step, free_rows: int, is_near: IsNear) -> list[ExpertKey]:
-        """The likeliest experts of the next layers that are not near, best first, as far as sending for them pays."""
+        """The likeliest experts of the next layers that are not near, as far as sending for them pays.
+
+        The nearest layer goes first, and of a layer the likeliest.
+        """
         if self.trial.is_off(step.number):
             return []  # not even learning is free
         seen = self._seen(layer, event, step)
         self._steps.observe(self.state, *seen)
-        wanted: list[tuple[float, ExpertKey]] = []
-        for distance in range(1, self.distances + 1):
-            target = (layer + distance) % self.shape.layers
-            most = min(free_rows, self.trial.most(target, step.number + (layer + distance) // self.shape.layers))
+        wanted: list[ExpertKey] = []
+        for distance in range(1, self.plan.reach + 1):
+            later, target = divmod(layer + distance, self.shape.layers)
+            if later and not self.plan.wraps:
+                break
+            most = min(free_rows - len(wanted), self.trial.most(target, step.number + later))
             if most:
                 wanted += self._likeliest(seen, target, distance, most, is_near)
-        if self.distances > 1:
-            wanted.sort(key=lambda pair: -pair[0])
-        return [key for _, key in wanted[:free_rows]]
+        return wanted
 
     def ask_device(self, layer: int, hidden: torch.Tensor, step: Step) -> torch.Tensor | None:
         """What the next layers' routers predict from this layer's input, as numbers on its device."""
         if self.gate is None or self.trial.is_control_step(step.number):
             return None
-        return self.gate(layer, hidden, self.distances, 2 * self.shape.top_k)
+        return self.gate(layer, hidden, self.plan.reach, self.plan.max_ranks)
 
     def note_step(self, step: Step, seconds: float) -> None:
         """Learn how long a whole pass took."""
@@ -95,29 +98,27 @@ class ForecastPredictor:
         """What the next layers' routers predict; of several tokens the experts that most of them name."""
         if event.predicted_ids is None:
             return self._none
-        predicted = event.predicted_ids.reshape(event.tokens, self.distances, -1).astype(np.int16)
+        predicted = event.predicted_ids.reshape(event.tokens, self.plan.reach, -1).astype(np.int16)
         return predicted[0] if len(predicted) == 1 else rank_by_votes(predicted, self.shape.experts)
 
-    def _likeliest(
-        self, seen: Seen, target: int, distance: int, most: int, is_near: IsNear
-    ) -> list[tuple[float, ExpertKey]]:
+    def _likeliest(self, seen: Seen, target: int, distance: int, most: int, is_near: IsNear) -> list[ExpertKey]:
         count = self._steps.pick(
             self.state,
             *seen,
             target,
             distance,
             self._slot_of[target],
-            MIN_PROBABILITY,
+            self.plan.min_probability,
             self._probabilities,
             self._picked,
         )
-        found: list[tuple[float, ExpertKey]] = []
+        found: list[ExpertKey] = []
         for expert in self._picked[:count].tolist():
             key = ExpertKey(target, expert)
             if len(found) == most:
                 break
             if not is_near(key):
-                found.append((float(self._probabilities[expert]), key))
+                found.append(key)
         return found
 
 

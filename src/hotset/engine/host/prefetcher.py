@@ -11,6 +11,7 @@ import torch
 from hotset.engine.batch import ExpertBatch
 from hotset.engine.slots import Placement, SlotCache
 from hotset.engine.step import Step
+from hotset.prefetch import PrefetchPlan
 from hotset.shape import ExpertKey
 from hotset.trace import Phase
 from hotset.transfer.mover import Prefetching
@@ -28,6 +29,7 @@ class Prefetched:
     row: int
     transfer: Any  # Prefetching, of a kind that its source knows
     size_bytes: int
+    step: int  # after an event of which it was sent for
     late: bool = False  # it was still on its way when it was asked for
     has_slot: bool = False  # its row is that of a slot now
 
@@ -98,10 +100,13 @@ class Predictor(Protocol):
 class Prefetcher:
     """Predicts what the next layers ask for, and has it on its way by then; callers hold the engine's lock."""
 
-    def __init__(self, cache: SlotCache, source: PrefetchSource, predictor: Predictor | None = None) -> None:
+    def __init__(
+        self, plan: PrefetchPlan, cache: SlotCache, source: PrefetchSource, predictor: Predictor | None = None
+    ) -> None:
+        if plan.rows != len(cache.prefetch_rows):
+            raise ValueError(f"the plan has {plan.rows} rows for prefetch, the cache {len(cache.prefetch_rows)}")
         self.counts = PrefetchCounts()
-        self.size = len(cache.prefetch_rows)
-        self.predictor = predictor
+        self.plan, self.predictor = plan, predictor
         self._asks_for_tokens = True
         self._cache, self._source = cache, source
         self._held: dict[ExpertKey, Prefetched] = {}
@@ -125,7 +130,7 @@ class Prefetcher:
             return None
         return self.predictor.ask_device(layer, hidden, step)
 
-    def claim(self, placement: Placement) -> dict[int, Prefetched]:
+    def claim(self, step: Step, placement: Placement) -> dict[int, Prefetched]:
         """What was prefetched for an event and is needed: its row becomes that of its slot. The rest is cancelled."""
         claimed: dict[int, Prefetched] = {}
         if not self._held:
@@ -134,7 +139,8 @@ class Prefetcher:
         for one in [held for held in self._held.values() if held.key.layer == placement.layer]:
             del self._held[one.key]
             expert = one.key.expert
-            if expert not in wanted or self._source.failed(one.transfer, expert):
+            is_stale = not self.plan.wraps and one.step != step.number
+            if is_stale or expert not in wanted or self._source.failed(one.transfer, expert):
                 self._cancel(one)
                 continue
             claimed[expert] = one
@@ -166,10 +172,10 @@ class Prefetcher:
             return
         keys = self.predictor.choose(layer, batch, step, self.free_rows, self._is_near)
         if keys:
-            self.start(keys)
+            self._start(step, keys)
 
-    def start(self, keys: Iterable[ExpertKey]) -> int:
-        """Prefetch experts, in this order, as far as there are rows; returns how many are on their way."""
+    def _start(self, step: Step, keys: Iterable[ExpertKey]) -> None:
+        """Prefetch experts, in this order, as far as there are rows."""
         loads: list[Load] = []
         for key in dict.fromkeys(keys):  # one that is named twice takes one row
             if key in self._held or not self._source.has(*key):
@@ -181,8 +187,7 @@ class Prefetcher:
         if loads:
             for load, transfer in zip(loads, self._source.start(loads), strict=True):
                 key = ExpertKey(load.layer, load.expert)
-                self._held[key] = Prefetched(key, load.row, transfer, self._source.size_bytes(*key))
-        return len(loads)
+                self._held[key] = Prefetched(key, load.row, transfer, self._source.size_bytes(*key), step.number)
 
     def note_step(self, step: Step, seconds: float) -> None:
         """Tell the predictor how long a decode step took."""

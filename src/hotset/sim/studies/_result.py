@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from hotset.sim.studies._runs import forecasts_for
 from hotset.sim.studies._traces import NEW_TOKENS, SPLIT, Mix, mixes
+from hotset.sim.sweep import NOTHING, Replays
 from hotset.trace import Trace
 
 Row = dict[str, Any]
@@ -94,6 +96,13 @@ class Study:
     notes: tuple[str, ...] = ()
     split: str = SPLIT
     plan_of: Callable[[Mapping[str, Trace]], Plan] | None = None
+    replays: Replays = NOTHING  # what its jobs replay
+
+    def replays_on(self, traces: Mapping[str, Trace]) -> Replays:
+        """What is replayed on these traces: forecasts need what some trace has recorded."""
+        known = {name for trace in traces.values() for name in forecasts_for(trace)}
+        policies, judged, prefetched = self.replays
+        return Replays(policies, *(tuple(name for name in each if name in known) for each in (judged, prefetched)))
 
     def plan(self, traces: Mapping[str, Trace]) -> Plan:
         """What to do on these traces."""

@@ -6,10 +6,11 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from hotset.cache import Controller, SlotPlan
-from hotset.forecasts import names, parse
+from hotset.forecasts import names
 from hotset.policies import parse as parse_policy
 from hotset.prefetch import Driver, plan_prefetch, prefetch_rows
 from hotset.shape import ModelShape
+from hotset.sim.forecasting import can_judge
 from hotset.sim.link import Link
 from hotset.sim.prefetch import PrefetchResult, simulate_prefetch
 from hotset.sim.studies._traces import Mix
@@ -108,4 +109,4 @@ def outcome(result: PrefetchResult, tokens: int, hits: float) -> Outcome:
 
 def forecasts_for(trace: Trace) -> list[str]:
     """The forecasts that have what they need in a trace."""
-    return [name for name in names() if not (need := parse(name).needs) or getattr(trace, need) is not None]
+    return [name for name in names() if can_judge(name, trace)]

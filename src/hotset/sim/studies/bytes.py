@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from hotset.forecasts import names
 from hotset.prefetch import Driver, prefetch_rows
 from hotset.sim.link import Link
 from hotset.sim.studies._result import Chart, Job, Row, Study, columns, grouped
 from hotset.sim.studies._runs import COMPUTE_S, SHARE, Layout, drive, forecasts_for, layout
 from hotset.sim.studies._traces import EXPERT_BYTES, Mix
+from hotset.sim.sweep import Replays
 
 SPEEDS_GB = (3, 25, 50)
 POLICY = "blend"
@@ -115,6 +117,7 @@ STUDY = Study(
     ),
     conclude=conclude,
     jobs=jobs,
+    replays=Replays((POLICY,), (), tuple(names())),
     max_events=50_000,
     ran_on=f"policy {POLICY}, a quarter of all experts in memory, 10 ms of compute per pass, modelled link",
 )

@@ -14,6 +14,7 @@ from hotset.sim.forecasting import evaluate
 from hotset.sim.studies._result import Chart, Job, Row, Study, columns, grouped
 from hotset.sim.studies._runs import LINK_WORDS, drive, layout, warmed
 from hotset.sim.studies._traces import SPLIT, Mix
+from hotset.sim.sweep import Replays
 
 CAPACITIES = (1, 10, 50, 100, 200, 1000)
 OTHERS = (("lru", "transition"), ("blend", "best"))
@@ -111,6 +112,7 @@ STUDY = Study(
     ),
     conclude=conclude,
     jobs=jobs,
+    replays=Replays(("eam", *(pair[0] for pair in OTHERS)), *[("eam", *(pair[1] for pair in OTHERS))] * 2),
     max_events=300_000,
     ran_on=LINK_WORDS,
     split=SPLIT + "; the collection goes on learning while it is judged",

@@ -14,6 +14,7 @@ from hotset.sim.forecasting import evaluate
 from hotset.sim.studies._result import Chart, Job, Plan, Row, Study, columns, grouped
 from hotset.sim.studies._runs import forecasts_for, warmed
 from hotset.sim.studies._traces import Mix, mixes
+from hotset.sim.sweep import Replays
 from hotset.trace import Phase, Trace
 from hotset.trace.events import EventTable
 from hotset.trace.synth import SynthConfig, synthesise
@@ -128,5 +129,6 @@ STUDY = Study(
     columns=columns("trace what by slots share precision recall hit_rate"),
     charts=tuple(Chart("share", y, "by", where={"what": "caching"}, only=_DRAWN) for y in ("hit_rate", "precision")),
     conclude=conclude,
+    replays=Replays(tuple(name for name in names() if not parse(name).needs_counts), ("gate",)),
     plan_of=plan,
 )

@@ -17,6 +17,7 @@ from hotset.sim.prefetch import simulate_prefetch
 from hotset.sim.studies._result import Chart, Job, Row, Study, columns, grouped
 from hotset.sim.studies._runs import LINK, LINK_WORDS, SHARE, Outcome, controller, drive, layout, outcome
 from hotset.sim.studies._traces import Mix
+from hotset.sim.sweep import Replays
 from hotset.trace import Phase, Trace
 
 DECAY = 16
@@ -132,6 +133,7 @@ STUDY = Study(
     charts=(Chart("knob", "base_stall_ms", "trace", "spans", ends=("least_stall_ms", "most_stall_ms")),),
     conclude=conclude,
     jobs=jobs,
+    replays=Replays(("decay", "eam"), (), ("best", "eam")),
     max_events=60_000,
     ran_on=LINK_WORDS,
     notes=(

@@ -16,6 +16,7 @@ from hotset.sim.forecasting import HITS, USED, arrays_of, run_loop
 from hotset.sim.studies._result import Chart, Job, Plan, Row, Study, columns, grouped
 from hotset.sim.studies._runs import controller, forecasts_for, layout
 from hotset.sim.studies._traces import shuffled
+from hotset.sim.sweep import Replays
 from hotset.trace import Phase, Trace
 from hotset.trace.combine import concat
 
@@ -160,6 +161,7 @@ STUDY = Study(
         for what in ("hit rate", "forecast recall")
     ),
     conclude=conclude,
+    replays=Replays(POLICIES, FORECASTS),
     split="half of a task's requests warm the cache that never switched; the other half is judged on both caches",
     plan_of=plan,
 )

@@ -9,6 +9,7 @@ from typing import Literal
 from hotset.sim.studies._result import Chart, Job, Row, Study, columns, grouped
 from hotset.sim.studies._runs import LINK_WORDS, drive, forecasts_for, layout
 from hotset.sim.studies._traces import Mix
+from hotset.sim.sweep import Replays
 from hotset.trace.combine import interleave
 
 USERS = (1, 2, 4, 8, 16)
@@ -75,6 +76,7 @@ STUDY = Study(
     ),
     conclude=conclude,
     jobs=jobs,
+    replays=Replays(POLICIES, (), ("previous", *FORECASTS[1:])),
     max_events=40_000,
     new_tokens=32,
     ran_on=LINK_WORDS,
