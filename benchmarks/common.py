@@ -30,6 +30,12 @@ def gpt_oss() -> Trace | None:
     return import_trace(path, experts=32) if path.exists() else None
 
 
+def qwen_short() -> Trace | None:
+    """The short public trace of Qwen3-30B-A3B, where it lies beside the checkout."""
+    path = PUBLIC / "qwen3-30b-a3b_short.npz"
+    return import_trace(path) if path.exists() else None
+
+
 def large_trace() -> tuple[str, Trace]:
     """The public trace, or a synthetic one of the same shape and size."""
     real = gpt_oss()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
+from slow_nextuse import SlowNextUse
 
 from hotset.trace import Phase
 
@@ -30,8 +31,10 @@ class Outcome:
 class SlowCache:
     """Who is resident, event by event."""
 
-    def __init__(self, shape, slots, scope, policy, prefill="free"):
+    def __init__(self, shape, slots, scope, policy, prefill="free", staging=0):
         self.shape, self.slots, self.scope = shape, slots, scope
+        self.swaps_at_most = staging - 1 if staging else math.inf
+        self.swaps = 0  # how many of the event's own experts may still be evicted
         self.policy, self.prefill = policy, prefill
         self.resident, self.pinned = set(), set()
         self.last_use = defaultdict(int)
@@ -48,11 +51,12 @@ class SlowCache:
         missing = [key for key in asked if key not in self.resident]
         self.policy.observe(self, event)
         admission = self.policy.admission if event.phase == Phase.DECODE else self.prefill
-        kept, evicted = self._assign(event, missing, admission)
+        kept, evicted = self._assign(event, asked, missing, admission)
         return Outcome(len(asked) - len(missing), kept, set(missing) - kept, evicted)
 
-    def _assign(self, event, missing, admission):
+    def _assign(self, event, asked, missing, admission):
         kept, evicted = set(), []
+        self.swaps = self.swaps_at_most
         by_score = sorted(sorted(missing), key=lambda key: self.score(event, key), reverse=True)
         for key in by_score:
             if self.members(event.layer) >= self.size(event.layer):
@@ -61,6 +65,7 @@ class SlowCache:
                     break
                 self.resident.remove(victim)
                 evicted.append(victim)
+                self.swaps -= victim in asked
             self.resident.add(key)
             kept.add(key)
         return kept, evicted
@@ -81,7 +86,7 @@ class SlowCache:
         if self.group(layer) != self.group(event.layer) or key in self.pinned:
             return False
         if layer == event.layer:
-            return admission == "late" or expert not in event.experts
+            return (admission == "late" and self.swaps > 0) or expert not in event.experts
         return sum(key[0] == layer for key in self.resident) > self.floor()
 
     def score(self, event, key):
@@ -152,6 +157,26 @@ class SlowLfuForgets(SlowLfu):
 class SlowLfru(SlowPolicy):
     def score(self, cache, event, key):
         return self.uses[key] / (self.age_passes(cache, key) + 1)
+
+
+@dataclass
+class SlowClassLru(SlowPolicy):
+    """Every use with its token of the layer; a class is looked up by its bounds."""
+
+    tokens: dict = field(default_factory=lambda: defaultdict(int))
+    history: dict = field(default_factory=lambda: defaultdict(list))
+
+    def observe(self, cache, event):
+        self.tokens[event.layer] += event.tokens
+        for expert, count in zip(event.experts, event.counts, strict=True):
+            self.history[event.layer, expert].append((self.tokens[event.layer], count))
+
+    def score(self, cache, event, key):
+        uses = self.history[key]
+        last = uses[-1][0] if uses else 0
+        decayed = sum(count * 0.5 ** ((last - then) / 128) for then, count in uses)
+        width = max([2**number for number in range(8) if 2**number <= decayed], default=1)
+        return -(self.tokens[key[0]] - last) / width
 
 
 class SlowLayered(SlowPolicy):
@@ -499,7 +524,7 @@ def logistic(x):
 def slow_policy(policy, shape, events):
     """The slow twin of a policy of hotset."""
     admission = policy.admission.name.lower()
-    plain = {"lru": SlowLru, "lfru": SlowLfru, "layered": SlowLayered, "static": SlowLfu}
+    plain = {"lru": SlowLru, "class_lru": SlowClassLru, "lfru": SlowLfru, "layered": SlowLayered, "static": SlowLfu}
     if policy.name in plain:
         return plain[policy.name](admission)
     if policy.name == "lfu":
@@ -513,6 +538,8 @@ def slow_policy(policy, shape, events):
         return SlowSlru(admission, share=policy.protected, hint=hint)
     if policy.name == "belady":
         return SlowBelady("late" if policy.bypass else admission, events=list(events))
+    if policy.name == "nextuse":
+        return SlowNextUse(shape, policy, events, admission)
     if policy.name == "eam":
         return SlowEam(admission, policy, events.request)
     if policy.name == "blend":

@@ -5,7 +5,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from event_samples import make_events, random_budget, random_events, random_shape, workloads
+from event_samples import make_events, random_budget, random_events, random_requests, random_shape, workloads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_model import SlowAuto, SlowCache, slow_policy
@@ -36,17 +36,29 @@ SPECS = [*names(), *OPTIONS]
 SCOPES = [Scope.LAYER, Scope.POOL]
 PREFILL = [Admit.FREE, Admit.FREE, Admit.ALWAYS, Admit.SCORE]
 
+ROUTED = [
+    "nextuse",
+    "nextuse:streams=2",
+    "nextuse:passes=20",
+    "nextuse:depth=2",
+    "nextuse:admit=score",
+    "nextuse:admit=always",
+    "blend:admit=late",
+    "lfu:admit=late",
+]
+
 CLOSE = 1e-9  # scores nearer than this may be ordered either way: the two models add in another order
+NEAR = 1e-4  # the same of log-odds, and so of probabilities, that one of them keeps in 32 bits
 
 
 class Pair:
     """One workload served by both."""
 
-    def __init__(self, spec, events, slots, scope, prefill=Admit.FREE):
+    def __init__(self, spec, events, slots, scope, prefill=Admit.FREE, staging=0):
         self.events, policy = events, parse(spec)
-        self.fast = Controller(SlotPlan(events.shape, slots, scope), policy, prefill=prefill)
+        self.fast = Controller(SlotPlan(events.shape, slots, scope, staging), policy, prefill=prefill)
         twin = slow_policy(policy, events.shape, events)
-        self.slow = SlowCache(events.shape, slots, str(scope), twin, prefill.name.lower())
+        self.slow = SlowCache(events.shape, slots, str(scope), twin, prefill.name.lower(), staging)
         self.slot_of = {}
 
     def pin(self, keys):
@@ -90,12 +102,13 @@ class Pair:
         """Whether two scores that could have been compared are equal but for rounding, or two choices of auto are."""
         if isinstance(self.slow.policy, SlowAuto) and self.slow.policy.is_undecided():
             return True
-        if self.fast.policy.name not in ("blend", "decay", "eam", "slru"):
+        if self.fast.policy.name not in ("blend", "decay", "eam", "nextuse", "slru"):
             return False
+        close = NEAR if self.fast.policy.name == "nextuse" else CLOSE
         before = set(self.slot_of)  # what is evicted now may have been as good
         keys = self.slow.resident | before | {(event.layer, expert) for expert in event.experts}
         scores = sorted(np.atleast_1d(self.slow.score(event, key)).tolist() for key in keys)
-        return any(high[:-1] == low[:-1] and high[-1] - low[-1] < CLOSE for low, high in pairwise(scores))
+        return any(high[:-1] == low[:-1] and high[-1] - low[-1] < close for low, high in pairwise(scores))
 
 
 def _outcome(hits, rows):
@@ -140,6 +153,38 @@ def test_random_workloads_that_begin_with_pins_and_residents(spec):
         pair.pin([(int(rng.integers(shape.layers)), int(rng.integers(shape.experts)))])
         pair.preload(rng.integers(0, 3, (shape.layers, shape.experts)).astype(float))  # equals that were never used
         assert pair.compare()
+
+
+@pytest.mark.parametrize("spec", ROUTED)
+def test_random_requests(spec):
+    rng = np.random.default_rng(21)
+    finished = []
+    for _, scope, staging in product(range(4), SCOPES, (0, 1, 2, 3)):
+        shape = random_shape(rng)
+        events = random_requests(rng, shape, int(rng.integers(5, 25)))
+        prefill = PREFILL[rng.integers(len(PREFILL))]
+        finished.append(Pair(spec, events, random_budget(rng, shape), scope, prefill, staging).compare())
+    assert np.mean(finished) > 0.9
+
+
+@pytest.mark.parametrize("spec", [spec for spec in ROUTED if spec.startswith("nextuse")])
+def test_nextuse_in_log_odds(spec):
+    rng = np.random.default_rng(22)
+    for _ in range(6):
+        shape = random_shape(rng)
+        events = random_requests(rng, shape, 60)
+        pair = Pair(spec, events, random_budget(rng, shape), Scope.LAYER, staging=2)
+        state, slow = pair.fast.state, pair.slow
+        for number, event in enumerate(events):
+            slow.tick += 1
+            slow.policy.observe(slow, event)
+            pair.fast.replay(events.slice(number, number + 1))
+            slow.resident = set(pair.fast.residents())
+            found = state.value[:, event.layer, : shape.experts]
+            expected = [stream.layers[event.layer].value for stream in slow.policy.streams]
+            np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR, err_msg=f"event {number}: {event}")
+            worth = slow.policy.layers[event.layer].worth
+            np.testing.assert_allclose(state.worth[event.layer, : shape.experts], worth, rtol=0, atol=NEAR)
 
 
 @pytest.mark.parametrize("transitions", ["on", "off"])

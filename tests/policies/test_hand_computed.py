@@ -96,6 +96,54 @@ def test_lfru_weighs_uses_by_age():
     assert replay_one_layer("lfru", [[0], [0], [0], [0], [1], [2]], 2)[1] == [1]
 
 
+# class_lru
+
+
+def test_class_lru_divides_the_age_by_the_class_of_the_uses():
+    # 0 has 3 uses, less a little: class 1, of 2 to 4. In token 5 it is 2 tokens old and 1 is one: 2 / 2 is 1 / 1, and
+    # of equals the older is evicted. Used a token later, it is 1 / 2 old, and 1 is 4.
+    assert replay_one_layer("class_lru", [[0], [0], [0], [1], [2]], 2)[1] == [0]
+    assert replay_one_layer("class_lru", [[1], [0], [0], [0], [2]], 2)[1] == [1]
+    # 5 uses are class 2: 3 / 4 is less than 2 / 1, although 0 was used before 1.
+    assert replay_one_layer("class_lru", [[0]] * 5 + [[1], [2], [3]], 3)[1] == [1]
+    assert replay_one_layer("lru", [[0]] * 5 + [[1], [2], [3]], 3)[1] == [0]
+
+
+def test_class_lru_takes_the_class_of_the_last_use_and_forgets_at_128_tokens():
+    shape = ModelShape(1, 4, 1)
+    rows = [(0, {0: 8}, 8, Phase.PREFILL), (0, {3: 128}, 128, Phase.PREFILL), (0, {0: 1}, 1, Phase.DECODE)]
+    controller = Controller(SlotPlan(shape, 2), parse("class_lru"))
+    events = make_events(shape, rows)
+    controller.replay(events.slice(0, 2))
+    assert controller.state.weight[0].tolist() == [8, 1, 1, 128]  # 128 tokens later 0 would have 4, and keeps its class
+    controller.replay(events.slice(2, 3))
+    assert controller.state.uses[0, 0] == pytest.approx(8 * 0.5 ** (129 / 128) + 1)
+    assert controller.state.weight[0, 0] == 4
+    assert controller.state.clock.tolist() == [137]
+
+
+def test_class_lru_remembers_the_evicted():
+    # In token 6, 0 is 2 / 2 old and 1 is 1 / 1: 0 is evicted. It comes back with its 4 uses and one more, of class 2,
+    # and so survives 3 in token 9: 2 / 4 against 1 / 1. lru evicts it there.
+    asked = [*[[0]] * 4, [1], [2], [0], [3], [4]]
+    assert replay_one_layer("class_lru", asked, 2) == ([1, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 2, 3])
+    assert replay_one_layer("lru", asked, 2)[1] == [0, 1, 2, 0]
+
+
+def test_class_lru_has_eight_classes():
+    shape = ModelShape(1, 2, 1)
+    controller = Controller(SlotPlan(shape, 2), parse("class_lru"))
+    controller.replay(make_events(shape, [(0, {0: 1000, 1: 1}, 1000, Phase.PREFILL)]))
+    assert controller.state.weight[0].tolist() == [128, 1]
+
+
+def test_class_lru_ages_by_the_tokens_of_its_own_layer():
+    shape = ModelShape(2, 3, 1)
+    rows = [(0, [0]), (1, [0]), (1, [1]), (1, [2])]
+    # In a pool of 2, layer 0 stood still, so its expert has no age at all: layer 1 replaces its own.
+    assert replay("class_lru", decode(shape, rows), 2, Scope.POOL)[1] == [(1, 0), (1, 1)]
+
+
 # decay
 
 

@@ -26,7 +26,7 @@ from hotset.trace.events import EventTable
 
 _MAX_TOKENS = (1 << 31) - 1
 _PARTS = 8  # parts in which the past of a profile is observed, so that a sliding window forgets it bit by bit
-_NO_EXPERTS = np.zeros(0, np.int32)
+_NONE = np.zeros(0, np.int32)
 
 
 class Load(NamedTuple):
@@ -66,6 +66,7 @@ class Controller:
         self.recalled_tokens = 0  # the tokens' worth of learning that came from a profile
         self._kernels = kernels_of(type(policy))
         self._ones = np.ones(plan.shape.experts, np.int32)
+        self._no_routes = np.zeros((0, plan.shape.top_k), np.int32)
 
     def serve(self, event: Event) -> Served:
         """Serve one event and return what happened, for reading."""
@@ -84,6 +85,8 @@ class Controller:
         tokens: int = 1,
         phase: Phase = Phase.DECODE,
         request: int = 0,
+        routes: npt.NDArray[np.int32] | None = None,
+        requests: npt.NDArray[np.int32] = _NONE,
     ) -> int:
         """Serve one event on the hot path and return how many rows of table.loads are new.
 
@@ -95,8 +98,9 @@ class Controller:
             counts = self._ones[: len(experts)]
         admit = self.policy.admission if phase == Phase.DECODE else self.prefill
         return self._kernels.serve(
-            self.table, self.state, self.usage, layer, experts, counts, tokens, int(phase), request, int(admit)
-        )
+            self.table, self.state, self.usage, layer, experts, counts, tokens, int(phase), request,
+            self._no_routes if routes is None else routes, requests, int(admit),
+        )  # fmt: skip
 
     def replay(self, events: EventTable, *, log: bool = False) -> Replayed:
         """Serve all events in order in compiled code; the counters are those of these events alone."""
@@ -110,9 +114,18 @@ class Controller:
         admits = np.array([self.prefill, self.policy.admission], np.int64)
         logged = self._kernels.replay(
             self.table, self.state, events.start, events.layer, events.tokens, events.phase, events.request,
-            events.expert, events.count, admits, misses, rows,
+            events.expert, events.count, *self._routed(events), admits, misses, rows,
         )  # fmt: skip
         return Replayed(Counters(self.table.counters.copy()) - before, misses, rows[:logged])
+
+    def _routed(self, events: EventTable) -> tuple[npt.NDArray[Any], ...]:
+        """Where each event's tokens are, what they chose and whose they are, and scratch for one event of them."""
+        found = events.routed
+        if not self.policy.needs_routes or found is None:
+            none = np.zeros((0, self.plan.shape.layers, self.plan.shape.top_k), np.int16)
+            return np.zeros((0, 2), np.int64), none, _NONE, self._no_routes, _NONE
+        most = int(np.diff(found.bounds, axis=1).max(initial=0))
+        return *found, np.zeros((most + 1, found.experts.shape[2]), np.int32), np.zeros(most + 1, np.int32)
 
     def counters(self) -> Counters:
         """A copy of the counters."""
@@ -133,7 +146,7 @@ class Controller:
 
     def victim(self, layer: int) -> int | None:
         """The slot that the next candidate of a layer without empty slots would take; None if none may be evicted."""
-        slot = self._kernels.victim(self.table, self.state, layer, _NO_EXPERTS, _NO_EXPERTS)
+        slot = self._kernels.victim(self.table, self.state, layer, _NONE, self._no_routes)
         return None if slot < 0 else int(slot)
 
     def seed_from_rates(self, rates: Grid, tokens: int, recalled_tokens: int = 0) -> None:
@@ -151,7 +164,9 @@ class Controller:
         for layer, row in enumerate(rates):
             experts = np.flatnonzero(row > 0).astype(np.int32)
             for part in parts if len(experts) else ():
-                self._kernels.seed_from_rates(self.table, self.state, layer, experts, row[experts] * part, part)
+                self._kernels.seed_from_rates(
+                    self.table, self.state, layer, experts, row[experts] * part, part, self._no_routes, _NONE
+                )
 
     def adopt(self, other: Controller) -> None:
         """Exchange policies, with all that they learnt, with another cache of the same plan; residency stays."""

@@ -150,9 +150,14 @@ def take_free(table: Table, event: EventView, missing: int) -> int:
 
 
 def replace_victims(table: Table, state: Any, event: EventView, admit: int, row: int, missing: int) -> int:
-    """Assign the rest the slots of victims, as far as the admission rule allows."""
+    """Assign the rest the slots of victims, as far as the admission rule allows.
+
+    An expert of the event itself that is evicted has yet to compute, so what takes its slot arrives in staging: no more
+    of them than there are rows for.
+    """
+    swaps = table.swaps[0] if admit == LATE else 0
     while row < missing:
-        slot = find_victim(table, state, event, admit == LATE)
+        slot = find_victim(table, state, event, swaps > 0)
         if slot < 0:
             return row
         layer, expert = table.layer_in[slot], table.expert_in[slot]
@@ -161,6 +166,7 @@ def replace_victims(table: Table, state: Any, event: EventView, admit: int, row:
             resident = score(state, table, event, layer, expert)
             if candidate < resident or (admit == LATE and candidate == resident):
                 return row
+        swaps -= table.last[layer, expert] == event.tick
         table.slot_of[layer, expert] = -1
         table.resident[layer] -= 1
         table.counters[event.phase, EVICTED, layer] += 1
@@ -195,37 +201,63 @@ def serve(table: Table, state: Any, event: EventView, admit: int) -> int:
 
 def serve_one(
     table: Table, state: Any, usage: Usage, layer: int, experts: Any, counts: Any, tokens: int, phase: int,
-    request: int, admit: int
+    request: int, routes: Any, requests: Any, admit: int
 ) -> int:  # fmt: skip
     """Serve one event given by its parts and take it into the statistics: the engine's way in."""
-    event = EventView(layer, experts, counts, tokens, phase, table.clock[0] + 1, request)
+    event = EventView(layer, experts, counts, tokens, phase, table.clock[0] + 1, request, routes, requests)
     missing = serve(table, state, event, admit)
     track(usage, event, table.loads, missing)
     return missing
 
 
-def seed_from_rates(table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int) -> None:
+def seed_from_rates(
+    table: Table, state: Any, layer: int, experts: Any, counts: Any, tokens: int, routes: Any, requests: Any
+) -> None:  # fmt: skip
     """Let the policy learn of a past that was not served here, as of a prompt of so many tokens."""
-    observe(state, table, EventView(layer, experts, counts, tokens, 0, table.clock[0], -1))
+    observe(state, table, EventView(layer, experts, counts, tokens, 0, table.clock[0], -1, routes, requests))
 
 
-def victim(table: Table, state: Any, layer: int, experts: Any, counts: Any) -> int:
-    """The slot that a layer's next candidate would take if no slot is empty, or -1; experts and counts are empty."""
-    return find_victim(table, state, EventView(layer, experts, counts, 1, 1, table.clock[0] + 1, -1), False)
+def victim(table: Table, state: Any, layer: int, none: Any, routes: Any) -> int:
+    """The slot that a layer's next candidate would take if no slot is empty, or -1; of an event without experts."""
+    event = EventView(layer, none, none, 1, 1, table.clock[0] + 1, -1, routes, none)
+    return find_victim(table, state, event, False)
+
+
+def routes_of(layer: int, first: int, last: int, chosen: Any, asked: Any, routes: Any, requests: Any) -> int:
+    """Copy what the tokens of an event chose, and whose they are; tokens that passed the layer by are left out."""
+    found = 0
+    for token in range(first, last):
+        here = False
+        for k in range(chosen.shape[2]):
+            expert = wide(chosen[token, layer, k])
+            routes[found, k] = expert
+            here |= expert >= 0
+        if here:
+            requests[found] = asked[token]
+            found += 1
+    return found
 
 
 def replay(
     table: Table, state: Any, start: Any, layers: Any, tokens: Any, phases: Any, requests: Any, experts: Any,
-    counts: Any, admits: Any, misses: Any, log: Any
+    counts: Any, bounds: Any, chosen: Any, asked: Any, routes: Any, owners: Any, admits: Any, misses: Any, log: Any
 ) -> int:  # fmt: skip
-    """Serve all events in order: the simulator's way in; return the rows written to the log, if it has any."""
-    logged = 0
+    """Serve all events in order: the simulator's way in; return the rows written to the log, if it has any.
+
+    `chosen` is what every token chose, for policies that look at it, and else empty; `bounds` are the tokens of each
+    event, `routes` and `owners` scratch.
+    """
+    logged, routed = 0, 0
     for at in range(len(layers)):
         first, last = start[at], start[at + 1]
         # Numbers as wide as serve_one has them: what is compiled for one of the two is then used by both.
         layer, phase, request = wide(layers[at]), wide(phases[at]), wide(requests[at])
         used, of_each = experts[first:last], counts[first:last]
-        event = EventView(layer, used, of_each, wide(tokens[at]), phase, table.clock[0] + 1, request)
+        if chosen.shape[0] > 0:
+            routed = routes_of(layer, bounds[at, 0], bounds[at, 1], chosen, asked, routes, owners)
+        event = EventView(
+            layer, used, of_each, wide(tokens[at]), phase, table.clock[0] + 1, request, routes[:routed], owners[:routed]
+        )
         missing = serve(table, state, event, admits[phase])
         misses[at] = missing
         if log.shape[0] > 0:
@@ -268,6 +300,7 @@ _TEMPLATES = (
     replace_victims,
     serve,
     serve_one,
+    routes_of,
     replay,
     seed_from_rates,
     victim,

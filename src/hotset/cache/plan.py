@@ -49,6 +49,14 @@ class SlotPlan:
         """The slots that cache, never more than there are experts."""
         return min(self.slots, self.shape.total_experts)
 
+    @property
+    def swaps(self) -> int:
+        """How many experts of an event may be evicted by others of it: each takes a row of staging, and one is left.
+
+        A plan without staging does not say how events are computed, and sets no limit.
+        """
+        return self.staging - 1 if self.staging else self.shape.experts
+
     def per_layer(self) -> npt.NDArray[np.int64]:
         """Slots of each layer under the layer scope; the first layers get what does not divide."""
         share, rest = divmod(self.cached, self.shape.layers)

@@ -34,6 +34,7 @@ class Table(NamedTuple):
     last: Any  # int64 [layers, experts], the last event that asked for it, or FOREVER or WARM when pinned
     passes: Any  # int64 [layers], events served
     clock: Any  # int64 [1], events served in all layers
+    swaps: Any  # int64 [1], how many of an event's own experts may be evicted while they have yet to compute
     counters: Any  # int64 [phases, counters, layers]
     loads: Any  # int32 [experts, 4]: expert, slot or -1 when staged, layer and expert evicted or -1
     worth: Any  # float64 [experts], scratch
@@ -58,6 +59,7 @@ def make_table(plan: SlotPlan, floors: bool = True) -> Table:
         last=np.zeros((layers, experts), np.int64),
         passes=np.zeros(layers, np.int64),
         clock=np.zeros(1, np.int64),
+        swaps=np.array([plan.swaps], np.int64),
         counters=Counters.empty(layers),
         loads=np.full((experts, 4), -1, np.int32),
         worth=np.zeros(experts),

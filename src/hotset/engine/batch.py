@@ -57,6 +57,12 @@ class ExpertBatch:
         pieces = [self._order[end - count : end] for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
         return np.concatenate(pieces), np.cumsum(counts).tolist()
 
+    def routes(self, tokens: int) -> npt.NDArray[np.int32]:
+        """What each of so many tokens chose; -1 for what is no expert of this layer."""
+        chosen = self.flat.reshape(tokens, -1).astype(np.int32)
+        chosen[chosen >= self.num_experts] = -1
+        return chosen
+
     def positions(self, experts: Sequence[int] | IntArray) -> npt.NDArray[np.int64]:
         """Where some experts stand among the event's."""
         return np.searchsorted(self.experts, experts)

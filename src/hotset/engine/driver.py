@@ -46,5 +46,7 @@ class StockDriver:
         batch = ExpertBatch(hidden, index, weights, self._controller.plan.shape.experts)
         with self._guard.lock:
             self._stats.begin_event(step, layer)
-            self._controller.route(layer, batch.experts, batch.counts, batch.tokens, step.phase, step.first_request)
+            tokens, wanted = batch.tokens, self._controller.policy.needs_routes
+            routed = (batch.routes(tokens), step.requests(tokens)) if wanted else ()
+            self._controller.route(layer, batch.experts, batch.counts, tokens, step.phase, step.first_request, *routed)
             self._stats.record(step, layer, hidden, index, weights)

@@ -22,6 +22,7 @@ Ints = npt.NDArray[np.int32]
 Loads = npt.NDArray[np.int32]
 """[loads, 4]: expert, slot or -1 if it only passes through staging, layer and expert evicted or -1."""
 _NO_LOADS: Loads = np.zeros((0, 4), np.int32)
+_NO_REQUESTS: Ints = np.zeros(0, np.int32)
 
 
 class Placement(NamedTuple):
@@ -43,9 +44,10 @@ class SlotCache:
         plan = controller.plan
         self.controller = controller
         self.rows: Ints = np.arange(plan.cached, dtype=np.int32)
-        self.staging = range(plan.cached, plan.cached + plan.staging)
-        self.num_rows = plan.cached + plan.staging + plan.prefetch_rows
-        self._prefetch_rows = list(range(self.staging.stop, self.num_rows))
+        self._staging_rows, self.num_rows = plan.staging, plan.cached + plan.staging + plan.prefetch_rows
+        spare = list(range(plan.cached, self.num_rows))
+        self.staging, self._prefetch_rows = spare[: plan.staging], spare[plan.staging :]
+        self._outgoing: list[int] = []  # rows of experts that were evicted by the event that computes with them
         self._in_use = 0  # events whose rows are computed with
 
     @property
@@ -58,24 +60,47 @@ class SlotCache:
         self.controller.residency.lease.recall()
 
     def look_up(
-        self, layer: int, experts: Ints, slots: Ints, counts: Ints, tokens: int, phase: Phase, request: int = 0
+        self,
+        layer: int,
+        experts: Ints,
+        slots: Ints,
+        counts: Ints,
+        tokens: int,
+        phase: Phase,
+        request: int = 0,
+        routes: Ints | None = None,
+        requests: Ints = _NO_REQUESTS,
     ) -> Placement:
         """Serve one event: its experts are protected together, and those that are missing get slots, or staging.
 
-        `slots` are those of the experts before. The rows are in use until `release`.
+        `slots` are those of the experts before; `routes` is what each token chose, and `requests` whose it is, for
+        policies that look at it. The rows are in use until `release`.
         """
-        missing = self.controller.route(layer, experts, counts, tokens, phase, request)
+        missing = self.controller.route(layer, experts, counts, tokens, phase, request, routes, requests)
         self._in_use += 1
         if not missing:
             return Placement(layer, experts, self.rows[slots], _NO_LOADS)
-        slots = self.table.slot_of[layer, experts]
-        rows = self.rows[slots]
-        rows[slots < 0] = -1
+        now = self.table.slot_of[layer, experts]
+        evicted = np.flatnonzero((now < 0) & (slots >= 0))
+        kept = [self._exchange(slot) for slot in slots[evicted].tolist()]
+        rows = self.rows[now]
+        rows[now < 0] = -1
+        rows[evicted] = kept
         return Placement(layer, experts, rows, self.table.loads[:missing].copy())
 
     def release(self) -> None:
         """Say that nothing is computed any more with the rows of one event."""
         self._in_use -= 1
+        if self._outgoing and not self._in_use:
+            self.staging += self._outgoing
+            self._outgoing.clear()
+
+    def _exchange(self, slot: int) -> int:
+        """Let a slot lie in a row of staging, since what it held is computed first, and return the row of that."""
+        outgoing = int(self.rows[slot])
+        self._outgoing.append(outgoing)
+        self.rows[slot] = self.staging.pop()
+        return outgoing
 
     def slots_of(self, layer: int, experts: Any) -> Ints:
         """The slots of some experts; -1 of one that is not resident."""
@@ -139,8 +164,9 @@ class SlotCache:
     def recover(self) -> None:
         """After an event that was broken off, once nothing is written to any row: take back all that it had in use."""
         self._in_use = 0
-        taken = {*self.rows.tolist(), *self.staging}
-        self._prefetch_rows = [row for row in range(self.num_rows) if row not in taken]
+        self._outgoing.clear()
+        spare = sorted(set(range(self.num_rows)) - set(self.rows.tolist()))
+        self.staging[:], self._prefetch_rows = spare[: self._staging_rows], spare[self._staging_rows :]
 
     def restore_rows(self, rows: Any, prefetch_rows: Any) -> None:
         """Take over the rows of the slots and of prefetch, some of which were exchanged elsewhere."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from hotset.engine.arena import Arena
 from hotset.engine.guard import Guard
 from hotset.engine.preload import DiskLoader
 from hotset.engine.slots import Loads, SlotCache
-from hotset.policies import Policy
+from hotset.policies import Admit, Policy
 from hotset.shape import ExpertKey
 from hotset.store import Catalog
 from hotset.trace import Phase
@@ -34,6 +35,8 @@ class RamTier:
         force: bool = False,
     ) -> None:
         self.catalog = catalog
+        if policy.admission is Admit.LATE:  # what an event evicts of its own could not be copied from here any more
+            policy = replace(policy, admit="score")
         self.cache = SlotCache(Controller(plan, policy))
         self.arena = Arena.in_ram(self.cache.num_rows, catalog.slot_bytes, force=force)
         self.readers = Readers(catalog, self.arena.rows().__getitem__, threads=threads) if catalog.files else None

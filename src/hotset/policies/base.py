@@ -94,6 +94,8 @@ class EventView(NamedTuple):
     phase: int
     tick: int  # events served so far, this one included
     request: int  # whose tokens these are; of several requests in one pass the first
+    routes: Any  # int32 [tokens, top_k], what each token chose, -1 for none; empty where the policy does not need it
+    requests: Any  # int32 [tokens], whose each of them is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ class Policy(Named):
     offline: ClassVar[bool] = False  # needs the future
     needs_counts: ClassVar[bool] = False  # does nothing of its own without counts of earlier requests
     persisted: ClassVar[dict[str, str]] = {}  # what of the state goes into a profile: its name, and "sum" or "mean"
+    needs_routes: ClassVar[bool] = False  # looks at what each token chose, not only at what all together need
     collects_requests: ClassVar[bool] = False  # its state holds the activation matrices of requests, for a profile
     renamed: ClassVar[dict[str, str]] = {
         "foresee": "with_future", "foresees": "can_serve", "carries": "persisted", "shield": "", "teach": "",

@@ -46,6 +46,7 @@ SETTINGS: dict[str, Any] = {
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; their yellow is darkened to show on white.
 _LOOKS = {
+    "nextuse": ("#000000", "*"),
     "blend": ("#D55E00", "o"),
     "lru": ("#0072B2", "s"),
     "lfru": ("#009E73", "^"),
@@ -55,6 +56,7 @@ _LOOKS = {
     "slru": ("#A89A00", "X"),
     "layered": ("#8C8C8C", "<"),
     "static": ("#7B4B2A", ">"),
+    "class_lru": ("#5A4FCF", "h"),
 }
 _ALIKE = {"best": "blend", "gate": "lru", "token": "lfru", "transition": "decay", "previous": "lfu", "eam": "window"}
 """Forecasts look like policies, which are never in the same panel."""

@@ -19,7 +19,9 @@ from hotset.sim.prefetch import AUTO, OFF, ORACLE, check_driver, chosen_forecast
 from hotset.trace import Trace
 from hotset.trace.run import Run
 
-POLICIES = ("lru", "lfu", "lfru", "slru", "window", "decay", "eam", "layered", "static", "blend")
+POLICIES = (
+    "lru", "class_lru", "lfu", "lfru", "slru", "window", "decay", "eam", "layered", "static", "blend", "nextuse",
+)  # fmt: skip
 """The policies of hotset, in the order of a table; those of users come after them, and belady, the bound, is last."""
 
 BUDGETS = ("5%", "10%", "25%", "40%", "50%")

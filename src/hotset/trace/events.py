@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,14 @@ from hotset.errors import TraceError
 from hotset.shape import ModelShape
 from hotset.trace.event import Event, Phase
 from hotset.trace.trace import Trace
+
+
+class Routed(NamedTuple):
+    """What the tokens behind events chose, for policies that look at more than what they need together."""
+
+    bounds: npt.NDArray[np.int64]  # [events, 2], the first token of each event's pass, and the first of the next
+    experts: npt.NDArray[np.int16]  # [tokens, layers, top_k]
+    request: npt.NDArray[np.int32]  # [tokens]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +37,7 @@ class EventTable:
     request: npt.NDArray[np.int32]  # [events], of the first token that ran through this layer
     expert: npt.NDArray[np.int32]  # [entries], rising within an event
     count: npt.NDArray[np.int32]  # [entries], tokens that use the expert
+    routed: Routed | None = None  # what each token chose; not known of events that were made up
 
     def __len__(self) -> int:
         return len(self.layer)
@@ -75,6 +84,7 @@ class EventTable:
             self.shape, self.start[first : last + 1] - low, self.layer[first:last], self.step[first:last],
             self.tokens[first:last], self.phase[first:last], self.request[first:last],
             self.expert[low:high], self.count[low:high],
+            None if self.routed is None else self.routed._replace(bounds=self.routed.bounds[first:last]),
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Event]:
@@ -101,7 +111,9 @@ def build_events(trace: Trace) -> EventTable:
     shape = trace.shape
     entries = shape.layers * int(np.minimum(np.diff(bounds) * shape.top_k, shape.experts).sum())
     start, *columns = _fill_events(trace.experts, trace.phase, trace.request, bounds, shape.experts, entries)
-    return EventTable(shape, start, *columns)
+    table = EventTable(shape, start, *columns)
+    routed = Routed(np.stack((bounds[table.step], bounds[table.step + 1]), axis=1), trace.experts, trace.request)
+    return replace(table, routed=routed)
 
 
 @keep_compiled(nogil=True)
