@@ -69,6 +69,8 @@ def check(path: Path, stats: dict[str, Any], policy: str) -> None:
         ("lru", "40MiB", {"scope": "pool"}),
         ("static", "60MiB", {}),
         ("slru:hint=on", "30%", {"prefetch": "off"}),
+        ("nextuse", "60MiB", {}),
+        ("nextuse", "13%", {"prefetch": "off", "staging": 2}),
     ],
 )
 def test_the_command_line_repeats_a_run(policy: str, memory: str, options: dict[str, Any], tmp_path: Path) -> None:
