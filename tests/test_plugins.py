@@ -232,7 +232,7 @@ def test_files_that_are_none(tmp_path):
 
 def test_a_file_of_options_runs_no_code(mru, tmp_path):
     (tmp_path / "hotset.toml").write_text(f'policy = "{mru}"\n')
-    with pytest.raises(HotsetError, match="no policy is called"):
+    with pytest.raises(HotsetError, match="a file of options runs no code: give --policy"):
         read_options(tmp_path / "hotset.toml")
     assert "mru" not in hotset.policies.names()
 

@@ -45,10 +45,22 @@ def hit_rate(spec, streams, share):
 
 @pytest.mark.parametrize("streams", STREAMS)
 @pytest.mark.parametrize("share", SHARES)
-def test_blend_is_at_least_about_as_good_as_any_other(streams, share):
-    others = [name for name in names() if name != "blend" and not parse(name).offline]
+def test_blend_is_at_least_about_as_good_as_any_other_without_routes(streams, share):
+    others = [name for name in names() if name not in ("blend", "nextuse") and not parse(name).offline]
     best = max(hit_rate(name, streams, share) for name in others)
     assert hit_rate("blend", streams, share) >= best - 0.003
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+@pytest.mark.parametrize("share", SHARES)
+def test_nextuse_is_better_than_blend(streams, share):
+    assert hit_rate("nextuse", streams, share) > hit_rate("blend", streams, share) + 0.003
+
+
+def test_nextuse_closes_more_than_half_of_the_gap_with_one_stream():
+    for share in SHARES:
+        lru, found, best = (hit_rate(name, 1, share) for name in ("lru", "nextuse", "belady"))
+        assert found - lru > 0.5 * (best - lru)
 
 
 @pytest.mark.parametrize("streams", STREAMS)

@@ -25,31 +25,42 @@ def find_streams(state: Any, event: EventView) -> int:
     """Give every token's request a stream, and begin a pass where one begins; return how many streams there are."""
     live, ticked = 0, False
     for token in range(len(event.requests)):
-        stream = stream_of(state, event, event.requests[token])
-        if state.turn[stream] == event.tick:
+        stream = assign_stream(state, event, event.requests[token])
+        live += state.turn[stream] != event.tick
+        state.turn[stream] = event.tick
+    for stream in range(len(state.owner)):
+        if state.turn[stream] != event.tick:
             continue
-        if event.layer <= state.at[stream] or state.passes[stream] == 0:
+        if event.layer <= state.at[stream]:
             if event.phase == 1 and not ticked:
                 ticked = True
                 state.clock[0] += 1
             begin_pass(state, event, stream)
-        state.turn[stream] = event.tick
         state.at[stream] = event.layer
-        live += 1
     return live
 
 
 @compiled
-def stream_of(state: Any, event: EventView, request: int) -> int:
-    """The stream of a request; a new one takes that which was served longest ago."""
-    oldest = 0
+def stream_of(state: Any, request: int) -> int:
+    """The stream that a request has, or shares since there are more requests than streams."""
     for stream in range(len(state.owner)):
         if state.owner[stream] == request:
             return stream
+    return request % len(state.owner)
+
+
+@compiled
+def assign_stream(state: Any, event: EventView, request: int) -> int:
+    """The stream of a request; a new one takes that which was served longest ago, or shares one if all are busy."""
+    found = stream_of(state, request)
+    if state.owner[found] == request:
+        return found
+    oldest = 0
+    for stream in range(len(state.owner)):
         if state.turn[stream] < state.turn[oldest]:
             oldest = stream
-    if state.turn[oldest] == event.tick:  # more requests than streams: they share
-        return request % len(state.owner)
+    if state.turn[oldest] == event.tick:
+        return found
     state.owner[oldest] = request
     state.at[oldest] = 1 << 30
     state.gap[oldest] = 1.0
@@ -57,15 +68,6 @@ def stream_of(state: Any, event: EventView, request: int) -> int:
     for layer in range(state.begins.shape[1]):
         state.begins[oldest, layer] = 1
     return oldest
-
-
-@compiled
-def is_of(state: Any, event: EventView, stream: int, token: int) -> Any:
-    """Whether a token is one of a stream's: of its own request, or of one that found none and shares this."""
-    request = event.requests[token]
-    if state.owner[stream] == request:
-        return True
-    return request % len(state.owner) == stream and stream_of(state, event, request) == stream
 
 
 @compiled
@@ -77,12 +79,12 @@ def begin_pass(state: Any, event: EventView, stream: int) -> None:
         state.last[stream] = state.clock[0]
     several, tokens = len(event.requests) > 1, 0
     for token in range(len(event.requests)):
-        tokens += not several or is_of(state, event, stream, token)
+        tokens += not several or stream_of(state, event.requests[token]) == stream
     skipped = tokens - followed_tokens(state, event, tokens)
     state.first[stream] = state.passes[stream] + 1
     begins = state.begins[stream, event.layer] == 1
     for token in range(len(event.requests)):
-        if several and not is_of(state, event, stream, token):
+        if several and not stream_of(state, event.requests[token]) == stream:
             continue
         if skipped > 0:
             skipped -= 1
@@ -95,7 +97,7 @@ def begin_pass(state: Any, event: EventView, stream: int) -> None:
 @compiled
 def followed_tokens(state: Any, event: EventView, tokens: int) -> int:
     """Of so many tokens of a stream, how many are taken one by one: the end of a prompt, and one of a decode step."""
-    return min(tokens, PROMPT_TOKENS if event.phase == 0 else 1)
+    return min(tokens, min(PROMPT_TOKENS, state.history.shape[1]) if event.phase == 0 else 1)
 
 
 @compiled

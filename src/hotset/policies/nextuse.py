@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hotset.policies._regression import FORGET, MIN_ENERGY, dot, logistic, padded
-from hotset.policies._streams import FAR, PLACES, find_streams, followed_tokens, is_of
+from hotset.policies._streams import FAR, PLACES, find_streams, followed_tokens, stream_of
 from hotset.policies._use_features import (
     FEATURES,
     RARE,
@@ -139,7 +139,7 @@ def _follow_stream(state: NextUseState, event: EventView, stream: int, discount:
     """Take in the tokens of one stream: the end of a prompt one by one, and what came before as rates only."""
     layer, several, tokens = event.layer, len(event.requests) > 1, 0
     for token in range(len(event.requests)):
-        tokens += not several or is_of(state, event, stream, token)
+        tokens += not several or stream_of(state, event.requests[token]) == stream
     if state.begins[stream, layer] == 1:
         _begin_request(state, stream, layer)
     one_by_one = followed_tokens(state, event, tokens)
@@ -147,7 +147,7 @@ def _follow_stream(state: NextUseState, event: EventView, stream: int, discount:
         _take_rest(state, event, stream, tokens - one_by_one)
     at, skipped = state.first[stream], tokens - one_by_one
     for token in range(len(event.requests)):
-        if several and not is_of(state, event, stream, token):
+        if several and not stream_of(state, event.requests[token]) == stream:
             continue
         if skipped > 0:
             skipped -= 1
@@ -163,7 +163,7 @@ def _take_rest(state: NextUseState, event: EventView, stream: int, tokens: int) 
     for e in range(len(used)):
         used[e] = 0.0
     for token in range(len(event.requests)):
-        if left == 0 or (several and not is_of(state, event, stream, token)):
+        if left == 0 or (several and not stream_of(state, event.requests[token]) == stream):
             continue
         left -= 1
         for k in range(event.routes.shape[1]):

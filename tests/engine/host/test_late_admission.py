@@ -28,6 +28,7 @@ from hotset.engine.slots import SlotCache  # noqa: E402
 from hotset.engine.stats import EngineStats  # noqa: E402
 from hotset.engine.step import Step  # noqa: E402
 from hotset.errors import StoreError  # noqa: E402
+from hotset.prefetch import Driver, plan_prefetch  # noqa: E402
 from hotset.shape import ExpertKey, ModelShape  # noqa: E402
 from hotset.store import Catalog, LayerSource  # noqa: E402
 from hotset.trace import Phase, Trace  # noqa: E402
@@ -155,7 +156,8 @@ class Bench:
         self.memory = Rows(arena)
         self.guard, self.stats = Guard(self.cache), EngineStats(self.cache.controller)
         self.mover = HastyMover(self.memory, self.cache.staging, short=at_once, **options)
-        self.prefetcher = Prefetcher(self.cache, HastySource(self.memory), Guess()) if ahead else None  # type: ignore[arg-type]
+        rules, source = plan_prefetch(Driver.CPU, SHAPE, rows=ahead), HastySource(self.memory)
+        self.prefetcher = Prefetcher(rules, self.cache, source, Guess()) if ahead else None  # type: ignore[arg-type]
         of_layers: Any = [Kernels(self, arena) for _ in range(SHAPE.layers)]
         self.driver = HostDriver(self.cache, self.mover, of_layers, self.prefetcher, CATALOG, self.stats, self.guard)
         self.loads: list[list[int]] = []
