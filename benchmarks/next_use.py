@@ -18,13 +18,15 @@ from hotset.cache import Controller, SlotPlan
 from hotset.policies import parse
 from hotset.sim import Sweep, simulate
 from hotset.trace import Phase, Trace
-from hotset.trace.combine import concat
+from hotset.trace.combine import concat, interleave
 
 from common import gpt_oss, publish, qwen_short
 
 POLICIES = ("lru", "blend", "nextuse", "nextuse:admit=score", "nextuse:depth=1", "nextuse:streams=1")
 BUDGETS = ("12.5%", "25%", "50%")
 SHARES = (8, 4, 2)
+ROWS = (1, 2, 3, 4, 8, 0)
+"""Rows of staging; 0 sets no limit to what an event exchanges."""
 FIRST = (32, 128)
 """Decode tokens after a change that are looked at."""
 
@@ -53,6 +55,19 @@ def rates(trace: Trace, streams: int) -> dict[str, dict[str, dict[str, float]]]:
             gap = None if row.gap_closed is None else round(100 * row.gap_closed, 1)
             found[row.budget][row.policy] = {"hit_rate": round(100 * row.hit_rate, 2), "gap_closed": gap}
     return found
+
+
+def by_staging(trace: Trace, streams: int) -> dict[str, dict[str, float]]:
+    """Decode hit rates in percent by budget and rows of staging, of which each exchange within an event takes one."""
+    events, shape = interleave(trace, streams).events(), trace.shape
+
+    def rate(share: int, rows: int) -> float:
+        plan = SlotPlan(shape, shape.total_experts // share, staging=rows)
+        return round(100 * Controller(plan, parse("nextuse")).replay(events).counters.hit_rate(Phase.DECODE), 2)
+
+    return {
+        budget: {str(rows): rate(share, rows) for rows in ROWS} for share, budget in zip(SHARES, BUDGETS, strict=True)
+    }
 
 
 def after_a_change(policy: str, share: int, first: str, then: str) -> list[float]:
@@ -99,9 +114,14 @@ def main() -> None:
         for budget, row in table[name].items():
             told = (f"{policy} {one['hit_rate']:.1f} ({one['gap_closed']})" for policy, one in row.items())
             print(f"{name}, {budget}:", *told, sep="  ", flush=True)
-    found = changes()
-    print(found)
-    publish("next_use", {"unit": "decode hit rate in percent, cold start", "traces": table, "after_a_change": found})
+    figures: dict[str, Any] = {"unit": "decode hit rate in percent, cold start", "traces": table}
+    public = gpt_oss()
+    if public is not None:
+        figures["by_rows_of_staging"] = {f"{streams} streams": by_staging(public, streams) for streams in (1, 4)}
+        print(figures["by_rows_of_staging"])
+    figures["after_a_change"] = changes()
+    print(figures["after_a_change"])
+    publish("next_use", figures)
 
 
 if __name__ == "__main__":

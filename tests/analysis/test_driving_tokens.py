@@ -48,6 +48,8 @@ def test_by_hand() -> None:
     entropy = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert driver.surprise == pytest.approx(2 * 80 * entropy)
     assert {each.token for each in by_expert[2].drivers} == {8, 9}
+    assert by_expert[0].as_dict(lambda token: f"<{token}>")["drivers"] == [{**driver._asdict(), "text": "<7>"}]
+    assert by_expert[0].as_dict()["drivers"][0]["text"] is None
 
 
 def test_as_slowly() -> None:

@@ -203,6 +203,15 @@ def test_the_document_and_the_tables(full: Analysis) -> None:
     document = to_document(full)
     assert np.array(document["usage"]["uses"]).sum() == full.usage.uses.sum()
     assert document["saliency"]["super_experts"] == [[1, 7]]
+    (label,) = document["labels"].values()
+    assert np.array(label["uses"]).sum() == full.labels[0].uses.sum()
+    assert label["divergence_bits_by_layer"] == full.labels[0].mean_divergence.tolist()
+    drawn, kept = document["cache"]["drawn"], full.caching.kept
+    assert [len(step) for step in drawn["used"]] == kept[0].watched.used.sum(axis=1).tolist()
+    assert [each["policy"] for each in drawn["resident"]] == [each.policy for each in kept]
+    assert full.drivers is not None
+    assert document["driving_tokens"]["experts"] == len(full.drivers)
+    assert len(next(iter(document["locality"]["repeat_rate_by_layer"].values()))) == 3
     tables = {name: list(csv.DictReader(text.splitlines())) for name, text in to_tables(full).items()}
     assert set(tables) == {
         "experts.csv", "layers.csv", "labels.csv", "distances.csv", "pairs.csv", "tokens.csv", "cache.csv"

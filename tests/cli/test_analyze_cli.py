@@ -210,6 +210,14 @@ def test_what_only_a_run_knows_is_refused_with_traces(bare: Path, words: tuple[s
     assert f"{words[0]} is for running a model: give one and --prompts FILE" in call("analyze", bare, *words).error
 
 
+@pytest.mark.parametrize("words", [("-o", "r.html"), ("--policy", "lru"), ("--layer", "1"), ("--limit", "3")])
+def test_what_a_comparison_does_not_use_is_refused(words: tuple[str, ...], tmp_path: Path) -> None:
+    (text := tmp_path / "text.txt").write_text("Il mercato")
+    ended = call("analyze", "--compare", "reference", "other", "--text", text, *words)
+    assert "is of no use with --compare" in ended.error
+    assert ("--out" if words[0] == "-o" else words[0]) in ended.error
+
+
 def test_prompts_without_a_model_are_named(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("Il mercato\n")

@@ -62,6 +62,13 @@ def test_commands() -> None:
     assert any(line.startswith("there is no /nonsense") for line in lines)
 
 
+def test_three_quotes_hold_lines_together_in_a_pipe() -> None:
+    turns = json.loads(talk('"""Il mercato\n/stats\n\ndel paese\n"""\nE poi?\n', "--json").stdout)["turns"]
+    assert [turn["prompt"] for turn in turns] == ["Il mercato\n/stats\n\ndel paese", "E poi?"]
+    with pytest.raises(HotsetError, match='block that line 2 of stdin opens has no end: close it with """'):
+        talk('uno\n"""due\ntre\n')
+
+
 def test_reset_forgets() -> None:
     turns = json.loads(talk("Il mercato\n/reset\nIl mercato\n", "--json").stdout)["turns"]
     assert turns[0]["text"] == turns[1]["text"]

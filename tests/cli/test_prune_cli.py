@@ -52,6 +52,7 @@ def test_pruned_again_by_what_was_recorded(pruned: Path, tmp_path: Path) -> None
     assert ended.code == 0
     assert "32 of 64 experts of 8 layers kept by msan" in ended.out
     assert "lossy: 32 of 64 experts" in ended.out
+    assert f"hotset compare {MODEL} {tmp_path / 'out'} --text FILE measures what that costs" in ended.out
     assert call("prune", MODEL, "--keep", "75%", "--saliency", saved, "-o", tmp_path / "same").code == 0
     first, same = (json.loads((folder / "hotset_prune.json").read_text()) for folder in (pruned, tmp_path / "same"))
     assert first["kept"] == same["kept"]

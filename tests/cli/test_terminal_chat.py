@@ -173,6 +173,8 @@ def test_blocks_ctrl_c_a_new_size_and_other_alphabets(terminals: list[Terminal],
     terminal.wait_for(r"model: .* of memory for experts, policy blend; greedy\. (.|\n)*> ")
     at = terminal.type(b"\x1b[200~def f():\r    return 1\r\rprint(f())\x1b[201~\n")  # pasted, then Enter
     terminal.wait_for("lines=4 def f(.|\n)*> ", at)
+    at = terminal.type(b'\x1b[200~"""Words."""\rdef f():\r    """More.\x1b[201~\n')  # its own quotes open nothing
+    terminal.wait_for('lines=3 """Words."""(.|\n)*> ', at)
     at = terminal.type('"""perché\nил\n中文"""\n'.encode())
     terminal.wait_for("lines=3 perché ил 中文(.|\n)*> ", at)
     terminal.resize(30, 40)

@@ -92,6 +92,17 @@ def test_lines_leave_gaps_and_say_their_values() -> None:
     assert (top, bottom) == (36.0, 254.0)
 
 
+def test_names_of_dashed_lines_keep_clear_of_drawn_ones() -> None:
+    def foot(line: float) -> float:
+        lines = [Line("one", np.full(3, line), 0)]
+        dashed = [Horizon("even", 0.5)]
+        figure = draw_lines("l", "L", ["a", "b", "c"], lines, x_title="x", write=str, horizons=dashed, low=0, high=1)
+        return next(float(t.get("y", "")) for t in parsed(figure).iter(f"{NAMESPACE}text") if t.text == "even: 0.5")
+
+    assert foot(0.53) > foot(0.9)  # below its line where the drawn one runs right above it
+    assert foot(0.47) == foot(0.9)
+
+
 def test_bars_are_as_long_as_their_values() -> None:
     bars = [Bar("a", 0.5, 0, "half"), Bar("b", 1.0, 1, "all")]
     root = parsed(draw_bars("b", "Bars", [("group", bars)], lambda v: f"{v:.0%}"))

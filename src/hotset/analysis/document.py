@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from hotset.analysis.analyse import Analysis
+from hotset.analysis.caching import Caching
 from hotset.analysis.coactivation import Coactivation
+from hotset.analysis.driving_tokens import DrivenExpert, most_driven
 from hotset.analysis.labels import LabelStudy
 from hotset.analysis.margins import QUANTILES
+from hotset.analysis.tallies import Mask
 
 _STRONGEST = 50
 Table = tuple[Sequence[str], Iterable[Sequence[Any]]]
@@ -29,11 +32,11 @@ def to_document(analysis: Analysis) -> dict[str, Any]:
         "labels": {study.key: _label(study) for study in a.labels},
         "coactivation": {"within": _pairs(a.within), "between": _pairs(a.between)},
         "locality": _locality(a),
-        "driving_tokens": None if a.drivers is None else len(a.drivers),
+        "driving_tokens": None if a.drivers is None else _drivers(a, a.drivers),
         "cache": {
             "rows": [row.as_dict() for row in a.caching.rows],
             "kept": [each.as_dict() for each in a.caching.kept],
-            "drawn": {"layer": a.caching.layer, "request": a.caching.request, "steps": a.caching.steps},
+            "drawn": _drawn(a.caching),
         },
         "lookahead": None if a.lookahead is None else a.lookahead.as_dict(),
         "saliency": None if a.saliency is None else _saliency(a),
@@ -47,8 +50,10 @@ def _label(study: LabelStudy) -> dict[str, Any]:
         "values": list(study.values),
         "requests": study.requests.tolist(),
         "tokens": study.tokens.tolist(),
+        "uses": study.uses.tolist(),
         "distance": study.distance.tolist(),
         "distance_by_chance": None if chance is None else chance.tolist(),
+        "divergence_bits_by_layer": study.mean_divergence.tolist(),
         "largest_lift_by_chance": None if study.lift_by_chance is None else study.lift_by_chance.tolist(),
         "experts_above_chance_by_layer": study.above_chance().tolist(),
         "specialised_experts_by_layer": study.specialised().tolist(),
@@ -72,6 +77,9 @@ def _locality(analysis: Analysis) -> dict[str, Any]:
     return {
         "phase": repeats.phase.name.lower(),
         "repeat_rate": {str(lag): float(rate) for lag, rate in zip(repeats.lags, repeats.overall, strict=True)},
+        "repeat_rate_by_layer": {
+            str(lag): rates.tolist() for lag, rates in zip(repeats.lags, repeats.rate, strict=True)
+        },
         "repeat_rate_by_chance": {
             "even_use": repeats.even,
             "all_requests": repeats.popularity,
@@ -82,6 +90,32 @@ def _locality(analysis: Analysis) -> dict[str, Any]:
         "uses_by_reuse_distance": reuse.depth.tolist(),
         "first_uses": reuse.first,
     }
+
+
+def _drivers(analysis: Analysis, found: list[DrivenExpert]) -> dict[str, Any]:
+    """How many experts tokens drive, and those of each layer that they drive most; tokens.csv has all."""
+    return {
+        "experts": len(found),
+        "strongest": [each.as_dict(analysis.text_of) for each in most_driven(found, _STRONGEST, _STRONGEST)],
+    }
+
+
+def _drawn(caching: Caching) -> dict[str, Any]:
+    """One layer over one request: by step the experts that were used, and by policy those that were resident."""
+    return {
+        "layer": caching.layer,
+        "request": caching.request,
+        "steps": caching.steps,
+        "used": _experts_by_step(caching.kept[0].watched.used) if caching.kept else [],
+        "resident": [
+            {"policy": each.policy, "budget": each.budget, "experts": _experts_by_step(each.watched.resident)}
+            for each in caching.kept
+        ],
+    }
+
+
+def _experts_by_step(grid: Mask) -> list[list[int]]:
+    return [np.flatnonzero(row).tolist() for row in grid]
 
 
 def _saliency(analysis: Analysis) -> dict[str, Any]:

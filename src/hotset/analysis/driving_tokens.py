@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.analysis.tallies import Floats, computed, layer_uses
+from hotset.analysis.token_text import Decode
 from hotset.trace import Trace
 
 LEAST_OCCURRENCES = 5
@@ -46,11 +47,14 @@ class DrivenExpert:
         """That of the tokens that are named, per use of the expert: high where few tokens explain most of its uses."""
         return sum(driver.surprise for driver in self.drivers) / max(self.uses, 1)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The expert as plain values, for JSON."""
+    def as_dict(self, text_of: Decode | None = None) -> dict[str, Any]:
+        """The expert as plain values, for JSON; the text of its tokens is None where it is not known."""
+        texts = [None if text_of is None else text_of(driver.token) for driver in self.drivers]
         return {
             "layer": self.layer, "expert": self.expert, "uses": self.uses, "tokens": self.tokens,
-            "drivers": [driver._asdict() for driver in self.drivers],
+            "drivers": [
+                driver._asdict() | {"text": text} for driver, text in zip(self.drivers, texts, strict=True)
+            ],
         }  # fmt: skip
 
 

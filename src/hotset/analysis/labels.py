@@ -49,6 +49,11 @@ class LabelStudy:
         return corrected_divergence(self.uses)
 
     @property
+    def mean_divergence(self) -> Floats:
+        """The mean divergence over all pairs, by layer."""
+        return _mean(self.divergence[np.triu_indices(len(self.values), 1)], axis=0)
+
+    @property
     def distance(self) -> Floats:
         """The Jensen-Shannon distance of each pair: the root of the mean divergence over layers, 0 to 1."""
         mean = _mean(self.divergence, axis=2)

@@ -83,15 +83,8 @@ def _chance(study: LabelStudy) -> str:
 
 def _clearest(study: LabelStudy) -> int:
     """The layer in which values differ most."""
-    mean = mean_divergence(study)
+    mean = study.mean_divergence
     return int(np.nan_to_num(mean, nan=-1.0).argmax())
-
-
-def mean_divergence(study: LabelStudy) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """The mean over all pairs of values, by layer."""
-    pairs = study.divergence[np.triu_indices(len(study.values), 1)]
-    known = np.isfinite(pairs)
-    return np.where(known.any(axis=0), np.where(known, pairs, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1), np.nan)
 
 
 def _distances(study: LabelStudy) -> Figure:
@@ -125,12 +118,14 @@ def _neighbours(distance: Floats) -> list[int]:
 
 
 def _by_layer(study: LabelStudy) -> Figure:
-    lines = [Line("between values", mean_divergence(study), 0)]
+    mean = study.mean_divergence
+    lines = [Line("between values", mean, 0)]
+    digits = 2 if float(np.nanmax(mean, initial=0.0)) >= 0.1 else 3
     by_chance = [] if study.chance is None else [Horizon("by chance", float(study.chance.divergence.mean()))]
     layers = [str(layer) for layer in range(study.uses.shape[1])]
     return draw_lines(
         f"layers-{slug(study.key)}", f"How much each layer tells {study.key} apart", layers, lines, x_title="layer",
-        write=lambda v: f"{v:.2f} bits", horizons=by_chance, low=min(0.0, *(h.value for h in by_chance), 0.0),
+        write=lambda v: f"{v:.{digits}f} bits", horizons=by_chance, low=min(0.0, *(h.value for h in by_chance), 0.0),
         height=240,
     )  # fmt: skip
 

@@ -226,10 +226,7 @@ def _judged_by_profile(profile: Profile, source: PruneSource) -> _Judged:
 def _lossy(keep: int, experts: int, by: str) -> str:
     if keep == experts:
         return "nothing was dropped: all experts are kept"
-    return (
-        f"lossy: {experts - keep} of {experts} experts of every layer are gone, those with the least {by}; "
-        "hotset compare MODEL OUT --text FILE measures what that costs"
-    )
+    return f"lossy: {experts - keep} of {experts} experts of every layer are gone, those with the least {by}"
 
 
 def _dated(kind: str, path: Path) -> str:

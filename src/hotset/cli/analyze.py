@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from hotset.trace import Trace
 
 
+_RUNS_A_MODEL = "for running a model: give one and --prompts FILE, or leave it out"
+_NO_USE = "of no use with --compare, which prints what it found (--json for programs): leave it out"
+
+
 class Workload(NamedTuple):
     """What is analysed: a trace, what to call it, and the text of its tokens and the saliency where they are known."""
 
@@ -68,17 +72,24 @@ def analyze(
     """
     from hotset.options import RunOptions
 
+    untouched = {
+        "--limit": limit is None, "--max-new-tokens": max_new_tokens == 64, "--batch": batch == 1,
+        "--record-lookahead": record_lookahead == 2, "--no-saliency": saliency, "--chat": chat is not True,
+        "--no-chat": chat is not False, "--memory": memory == "auto", "--device": device == "auto",
+        "--dtype": dtype == "auto", "--experts": experts == "auto", "--trust-remote-code": not trust_remote_code,
+    }  # fmt: skip
     if compare or text:
+        _refuse_ignored(_NO_USE, {
+            "--prompts": not prompts, "--out": out is None, "--no-data": data, "--label": not label,
+            "--tokenizer": tokenizer is None, "--policy": not policy, "--budget": not budget, "--layer": layer is None,
+            "--request": request is None, "--trace": trace is None, "--force": not force,
+            **untouched, "--memory": True, "--device": True, "--trust-remote-code": True,
+        })  # fmt: skip
         run = RunOptions(memory=settled(memory), device=device, trust_remote_code=trust_remote_code)
         return _compare(targets or [], compare, text or [], run, as_json)
     _check_places(out, data, trace, bool(prompts), force)
     if not prompts:
-        _refuse_ignored({
-            "--limit": limit is None, "--max-new-tokens": max_new_tokens == 64, "--batch": batch == 1,
-            "--record-lookahead": record_lookahead == 2, "--no-saliency": saliency, "--chat": chat is not True,
-            "--no-chat": chat is not False, "--memory": memory == "auto", "--device": device == "auto",
-            "--dtype": dtype == "auto", "--experts": experts == "auto", "--trust-remote-code": not trust_remote_code,
-        })  # fmt: skip
+        _refuse_ignored(_RUNS_A_MODEL, untouched)
     budgets = budget and [settled(each) for each in budget]
     question = _question_of(label, policies=policy, budgets=budgets, layer=layer, request=request)
     if prompts:
@@ -104,13 +115,10 @@ def _compare(targets: list[str], wanted: bool, text: list[Path], options: RunOpt
     compare_models(targets[0], targets[1], text, as_json, options)
 
 
-def _refuse_ignored(untouched: dict[str, bool]) -> None:
-    """Refuse options that only a run of a model knows; each is given with whether it was left as it is."""
+def _refuse_ignored(why: str, untouched: dict[str, bool]) -> None:
+    """Refuse options that would do nothing; each is given with whether it was left as it is."""
     if given := [flag for flag, left in untouched.items() if not left]:
-        verb = "is" if len(given) == 1 else "are"
-        raise HotsetError(
-            f"{', '.join(given)} {verb} for running a model: give one and --prompts FILE, or leave it out"
-        )
+        raise HotsetError(f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} {why}")
 
 
 def _check_places(out: Path | None, data: bool, trace: Path | None, runs: bool, force: bool) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Views = Sequence[RenderableType]
 
-_COMMAND = re.compile(r"/([a-z]+)(?:\s+(.+))?")
+_COMMAND = re.compile(r"/([a-z]+)(?:[ \t]+(.+))?")
 _HELP = """/stats: what it cost   /stats LAYER or all: what is hot   /reset: forget all turns   /bye or Ctrl-D: end
 /pins: what is pinned   /pin 20%: pin the hottest   /unpin: unpin all   /plot FILE: draw it   /mark NAME: name a moment
 \"\"\" begins and ends a message of several lines; a pasted block is one message

@@ -1,20 +1,21 @@
 """What a person types in a chat: lines with history, blocks that are one message, and Ctrl-C that leaves nothing lost.
 
 A block that is pasted comes as one message where Python has GNU readline (bracketed paste); three quotes open one that
-is typed, and end it.
+is typed, and end it. So they do in a pipe.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
 from hotset.cli.interrupts import is_terminated
 from hotset.cli.output import message
+from hotset.errors import HotsetError
 
 PROMPT, MORE, QUOTES = "> ", "... ", '"""'
 LEAVE = "Ctrl-C again, Ctrl-D or /bye ends the chat"
@@ -52,12 +53,9 @@ class _Typed:
     def _message(self) -> str:
         """A line, a pasted block, or all between two times three quotes."""
         text = input(PROMPT)
-        if not text.lstrip().startswith(QUOTES):
+        if "\n" in text:  # pasted: quotes in it are its own, as those of a docstring
             return text
-        block = text.lstrip().removeprefix(QUOTES)
-        while not block.rstrip().endswith(QUOTES):
-            block += "\n" + self._more()
-        return block.rstrip().removesuffix(QUOTES).strip("\n")
+        return _whole(text, self._more)
 
     def _more(self) -> str:
         try:
@@ -101,8 +99,32 @@ def _line_editor() -> Any:
     return readline
 
 
+def _whole(first: str, more: Callable[[], str]) -> str:
+    """A line, or if three quotes open it, all up to the next three at the end of a line."""
+    if not first.lstrip().startswith(QUOTES):
+        return first
+    block = first.lstrip().removeprefix(QUOTES)
+    while not block.rstrip().endswith(QUOTES):
+        block += "\n" + more()
+    return block.rstrip().removesuffix(QUOTES).strip("\n")
+
+
 def _piped() -> Iterator[str]:
-    """The lines of a pipe: as bytes, since one that is no text is named by its number."""
+    """The lines of a pipe, and the blocks in it."""
+    lines = enumerate(_lines(), 1)
+    for number, line in lines:
+
+        def more(opened: int = number) -> str:
+            following = next(lines, None)
+            if following is None:
+                raise HotsetError(f"the block that line {opened:,} of stdin opens has no end: close it with {QUOTES}")
+            return following[1].rstrip("\n")
+
+        yield _whole(line.rstrip("\n"), more)
+
+
+def _lines() -> Iterator[str]:
+    """The lines of stdin: as bytes, since one that is no text is named by its number."""
     from hotset.generation.prompt_files import MAX_TEXT_BYTES, decode
 
     for number in count(1):

@@ -67,7 +67,7 @@ def commands_view(rows: Sequence[PlanRow | TargetRow]) -> list[Text]:
     lines = [Text("To run it:", style="bold")]
     for row in rows:
         if row.commands:
-            lines.append(Text(f"  # {row.precision}", style="dim"))
+            lines.append(Text(f"  # {row.precision}{' (lossy)' if row.lossy else ''}", style="dim"))
             lines += [Text(f"  {printable(line)}", no_wrap=True, overflow="ignore") for line in row.commands]
     return lines if len(lines) > 1 else []
 

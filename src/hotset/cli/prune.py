@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -127,8 +128,13 @@ def _prune(model: str, out: Path, options: RunOptions, asked: dict[str, Any], wo
         as_json,
         f"{out}: {told}, {report.keep} of {report.experts} experts of {len(report.kept)} layers kept by {report.by}, "
         f"super experts among them: {len(report.super_experts)}; {sizes} in {report.seconds:.1f} s",
-        report.lossy,
+        report.lossy + ("" if report.keep == report.experts else _what_measures(model, out)),
     )
+
+
+def _what_measures(model: str, out: Path) -> str:
+    """How to find out what was lost."""
+    return f"; {shlex.join(['hotset', 'compare', model, str(out), '--text'])} FILE measures what that costs"
 
 
 def _workload(text: list[Path] | None, prompts: str | None, tokens: int, max_new_tokens: int) -> Workload | None:

@@ -84,7 +84,7 @@ def begin_pass(state: Any, event: EventView, stream: int) -> None:
     state.first[stream] = state.passes[stream] + 1
     begins = state.begins[stream, event.layer] == 1
     for token in range(len(event.requests)):
-        if several and not stream_of(state, event.requests[token]) == stream:
+        if several and stream_of(state, event.requests[token]) != stream:
             continue
         if skipped > 0:
             skipped -= 1

@@ -147,7 +147,7 @@ def _follow_stream(state: NextUseState, event: EventView, stream: int, discount:
         _take_rest(state, event, stream, tokens - one_by_one)
     at, skipped = state.first[stream], tokens - one_by_one
     for token in range(len(event.requests)):
-        if several and not stream_of(state, event.requests[token]) == stream:
+        if several and stream_of(state, event.requests[token]) != stream:
             continue
         if skipped > 0:
             skipped -= 1
@@ -163,7 +163,7 @@ def _take_rest(state: NextUseState, event: EventView, stream: int, tokens: int) 
     for e in range(len(used)):
         used[e] = 0.0
     for token in range(len(event.requests)):
-        if left == 0 or (several and not stream_of(state, event.requests[token]) == stream):
+        if left == 0 or (several and stream_of(state, event.requests[token]) != stream):
             continue
         left -= 1
         for k in range(event.routes.shape[1]):

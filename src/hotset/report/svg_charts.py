@@ -13,6 +13,7 @@ from hotset.report.svg_style import SERIES
 
 WIDTH = 940.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 34.0, 36.0, 46.0
+_NAME_HEIGHT, _LETTER = 13.0, 5.6  # of small words
 
 
 class Line(NamedTuple):
@@ -33,6 +34,8 @@ class Horizon(NamedTuple):
 
 
 Write = Callable[[float], str]
+At = Callable[[float, float], tuple[float, float]]
+Points = Sequence[tuple[float, float]]
 
 
 def draw_lines(
@@ -63,18 +66,35 @@ def draw_lines(
         svg.line(_LEFT, y, WIDTH - _RIGHT, y, "dash")
     for line in lines:
         _draw_line(svg, line, at, x_names, write)
-    _name_horizons(svg, heights, write)
+    _name_horizons(svg, heights, write, [_points(line, at) for line in lines])
     if len(lines) > 1:
         _name_lines(svg, lines)
     return Figure(name, title, svg.render())
 
 
-def _name_horizons(svg: Svg, heights: Sequence[tuple[float, Horizon]], write: Write) -> None:
-    """Names above the dashed lines, over all else, or below where the next one is too near."""
+def _name_horizons(svg: Svg, heights: Sequence[tuple[float, Horizon]], write: Write, drawn: Sequence[Points]) -> None:
+    """Names above the dashed lines, or below where another name or line is in the way, over all else."""
     taken = -100.0
     for y, each in heights:
-        taken = y - 4 if y - 4 >= taken + 13 else y + 13
-        svg.text(WIDTH - _RIGHT, taken, f"{each.name}: {write(each.value)}", "small over", "end")
+        words = f"{each.name}: {write(each.value)}"
+        above, below = y - 4, y + 13
+        if above < taken + _NAME_HEIGHT or (_crossed(drawn, above, words) and not _crossed(drawn, below, words)):
+            taken = below
+        else:
+            taken = above
+        svg.text(WIDTH - _RIGHT, taken, words, "small over", "end")
+
+
+def _crossed(drawn: Sequence[Points], foot: float, words: str) -> bool:
+    """Whether a line runs through words that end at the right side and stand on this height."""
+    x = np.linspace(WIDTH - _RIGHT - _LETTER * len(words), WIDTH - _RIGHT, 16)
+    for points in drawn:
+        if points:
+            across, down = np.array(points).T
+            y = np.interp(x, across, down, left=np.inf, right=np.inf)
+            if ((y > foot - _NAME_HEIGHT + 3) & (y < foot + 3)).any():
+                return True
+    return False
 
 
 def _ends(
@@ -101,8 +121,12 @@ def _frame(
     svg.text((_LEFT + WIDTH - _RIGHT) / 2, height - 10, x_title, "soft", "middle")
 
 
-def _draw_line(svg: Svg, line: Line, at: Callable[[float, float], tuple[float, float]], x_names: Sequence[str],
-               write: Write) -> None:  # fmt: skip
+def _points(line: Line, at: At) -> Points:
+    """Where the values of a line are drawn."""
+    return [at(place, value) for place, value in enumerate(line.values) if np.isfinite(value)]
+
+
+def _draw_line(svg: Svg, line: Line, at: At, x_names: Sequence[str], write: Write) -> None:
     places = [i for i, value in enumerate(line.values) if np.isfinite(value)]
     if line.band is not None:
         low, high = line.band

@@ -28,6 +28,11 @@ class Precision(NamedTuple):
     pack: str | None = None  # what `hotset pack --experts` makes it by
     expand: bool = False  # whether `--experts dense` makes it of smaller numbers when they are read
 
+    @property
+    def lossy(self) -> bool:
+        """Whether it is made by rounding the checkpoint's own numbers."""
+        return self.pack is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:

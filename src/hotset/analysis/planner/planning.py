@@ -51,6 +51,7 @@ class PlanRow:
     bound_tokens_per_s: float
     more_tokens_per_s: float
     commands: list[str] = field(default_factory=list)
+    lossy: bool = False  # whether these numbers are made of others, by a pack
 
     @property
     def more_share(self) -> float:
@@ -73,6 +74,7 @@ class TargetRow:
     tokens_per_s: float  # with that memory, or with everything resident
     bound_tokens_per_s: float
     commands: list[str] = field(default_factory=list)
+    lossy: bool = False  # whether these numbers are made of others, by a pack
 
     def as_dict(self) -> dict[str, Any]:
         """The row as plain values."""
@@ -152,6 +154,7 @@ class Planner:
             bound_tokens_per_s=1 / self._floor_s(times, found),
             more_tokens_per_s=1 / more_s,
             commands=commands_for(self.model, precision, found, policy, self.context),
+            lossy=precision.lossy,
         )
 
     def speeds(self, precision: Precision, sizes_bytes: Floats) -> Floats:
@@ -172,7 +175,7 @@ class Planner:
         enough = np.flatnonzero(token_s <= (1 + 1e-9) / tokens_per_s)
         bound = 1 / times.floor_s(0.0)
         if not len(enough):
-            return TargetRow(precision.name, False, None, None, 1 / ample_s, bound)
+            return TargetRow(precision.name, False, None, None, 1 / ample_s, bound, lossy=precision.lossy)
         slots = int(candidates[enough[0]])
         needed = bytes_for(self.model, precision, slots, Engine.DEVICE if slots == total and engine is not Engine.CPU
                            else engine)  # fmt: skip
@@ -181,7 +184,8 @@ class Planner:
             reached, needed = whole, bytes_for(self.model, precision, total, Engine.DEVICE)
         policy, reached_s = self._best(self._times(precision, reached), reached)
         commands = commands_for(self.model, precision, reached, policy, self.context)
-        return TargetRow(precision.name, True, needed, reached.resident, 1 / reached_s, bound, commands)
+        resident = reached.resident
+        return TargetRow(precision.name, True, needed, resident, 1 / reached_s, bound, commands, precision.lossy)
 
     def _speed(self, precision: Precision, size_bytes: int) -> float | None:
         found = split(self.model, precision, self.memory.with_fast(size_bytes))

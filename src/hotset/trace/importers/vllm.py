@@ -180,7 +180,8 @@ def _split(grid: Ids, usage: Any, choices: int) -> tuple[Ids, Ids]:
     if len(grid) <= answer:
         return grid[:0], grid
     raise TraceError(
-        f"routed_experts holds {len(grid)} tokens, but usage says {prompt} of a prompt and {answer} of an answer"
+        f"routed_experts holds {len(grid)} tokens, but usage says {prompt} of a prompt and {answer} of an answer: "
+        "record without routed_experts_prompt_start, which leaves a part of the prompt out"
     )
 
 
