@@ -39,7 +39,7 @@ from hotset.trace.events import EventTable
 from common import RESULTS, gpt_oss, publish
 
 SHARES = (0.125, 0.25, 0.5)
-POLICIES = ("blend", "lru")
+POLICIES = ("blend", "nextuse", "lru")
 PRIORS = (0, 16, 32, 64, 128, 256, 1024)
 ORDERS, WRONGS = 12, 5
 FIRST, LATER = 64, 256

@@ -20,7 +20,7 @@ from common import publish
 WORKLOADS = ("it", "python", "de")
 POLICIES = (
     "lru", "lfu", "lfru", "slru", "slru:hint=on", "slru:hint=on,hint_half_life=inf", "window", "window:tokens=auto",
-    "decay", "decay:half_life=auto", "blend",
+    "decay", "decay:half_life=auto", "blend", "nextuse",
 )  # fmt: skip
 SHARES = {"12.5%": 0.125, "25%": 0.25, "50%": 0.5}
 ORDERS = 100

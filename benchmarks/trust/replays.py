@@ -36,6 +36,7 @@ from common import publish
 POLICIES = (
     "blend", "lru", "lfu", "lfru", "slru", "slru:protected=0.5", "slru:hint=on", "window", "window:tokens=16", "decay",
     "decay:half_life=8", "eam", "layered", "static", "lru:admit=score", "lfu:admit=late",
+    "nextuse", "nextuse:streams=2", "nextuse:admit=score", "class_lru",
 )  # fmt: skip
 PREFETCH = ("off", "auto", "auto", "best", "gate", "transition", "previous")
 COUNTS = {"hits": "hits", "misses": "misses", "evictions": "evicted", "staged": "staged"}

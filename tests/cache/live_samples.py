@@ -34,6 +34,13 @@ def serve_all(controller, events):
     return [len(controller.serve(event).loads) for event in events]
 
 
+def serve_live(controller, event):
+    """Serve an event as an engine does, which knows what a single token chose, and return how many were missing."""
+    experts, counts = (np.array(each, np.int32) for each in (event.experts, event.counts))
+    known = {"routes": experts[None], "requests": np.zeros(1, np.int32)} if event.tokens == 1 else {}
+    return controller.route(event.layer, experts, counts, event.tokens, event.phase, **known)
+
+
 def plain(event):
     """All of an event that a cache can tell."""
     return event.layer, event.experts, event.counts, event.tokens, event.phase

@@ -18,6 +18,7 @@ from live_samples import (
     random_events,
     random_shape,
     serve_all,
+    serve_live,
 )
 
 from hotset.cache.shadow import CounterDelta, log_is_full, shadow_of, take_log, twin_of
@@ -95,10 +96,11 @@ def test_a_twin_goes_on_as_the_live_cache_does(policy):
     for live, rest in live_cases(policy):
         twin = twin_of(live)
         assert_same(arrays_of(twin), arrays_of(live))
-        for number, event in enumerate(rest):
+        take_log(live.usage, rest.shape)
+        for event in rest:
             before = twin.counters()
-            twin.replay(rest.slice(number, number + 1))
-            misses = len(live.serve(event).loads)
+            misses = serve_live(live, event)
+            twin.replay(take_log(live.usage, rest.shape))
             assert int((twin.counters() - before).array[:, 3].sum()) == misses
         ignored = ["table.loads", "table.worth"]
         assert_same(arrays_of(twin), arrays_of(live), but=ignored)
@@ -167,3 +169,34 @@ def test_a_log_that_has_ended_stays_ended():
         ask(controller, layer, *experts)
     logged = [(event.layer, event.experts) for event in take_log(controller.usage, SHAPE)]
     assert logged == routed[: len(logged)]
+
+
+def test_a_shadow_knows_what_single_tokens_chose():
+    """Two requests in turns, then a step of both: whose routes the log cannot tell."""
+    rng = np.random.default_rng(3)
+    shape = ModelShape(3, 12, 2)
+    live = cache_of(shape, 18, "nextuse")
+    shadow = shadow_of(live, "nextuse")
+    for step in range(90):
+        for layer in range(shape.layers):
+            experts = np.sort(rng.choice(12, 2, replace=False, p=_skewed(step % 2))).astype(np.int32)
+            one = np.array([step % 2], np.int32)
+            live.route(layer, experts, request=step % 2, routes=experts[None], requests=one)
+        if step % 7 == 6:
+            shadow.replay(take_log(live.usage, shape))
+    shadow.replay(take_log(live.usage, shape))
+    assert_same(arrays_of(live), arrays_of(shadow), but=["table.loads", "table.order", "table.counters"])
+    assert shadow.state.passes[:2].tolist() == [45, 45]
+    both = np.arange(4, dtype=np.int32)
+    live.route(0, both, np.ones(4, np.int32), 2, routes=both.reshape(2, 2), requests=np.arange(2, dtype=np.int32))
+    (events,) = [take_log(live.usage, shape)]
+    assert events.routed.experts.shape[0] == 0
+    assert events.routed.bounds.tolist() == [[0, 0]]
+    shadow.replay(events)
+    assert shadow.state.passes[:2].tolist() == [45, 45]
+
+
+def _skewed(which):
+    weight = np.ones(12)
+    weight[4 * which : 4 * which + 3] = 6
+    return weight / weight.sum()

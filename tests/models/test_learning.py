@@ -304,11 +304,12 @@ def test_a_refused_profile_gives_an_attached_model_its_experts_back(learnt: Path
     assert not hasattr(model, "hotset")
 
 
-def test_auto_starts_with_blend_and_may_switch(tokenizer: Any) -> None:
+def test_auto_begins_with_nextuse_on_a_cpu_and_may_switch(tokenizer: Any) -> None:
     model = load(policy="auto")
     say(model, tokenizer, ITALIAN[0], 10)
     stats = model.hotset.stats()
-    assert stats["policy"] == "blend"
+    assert stats["policy"] == "nextuse"
+    assert "policy nextuse, by auto; lru takes over where it does better" in model.hotset.notes
     assert stats["gain"]["switches"] == []
     assert model.hotset.engine.monitor.comparison.switch
     model.hotset.close()

@@ -147,7 +147,7 @@ def test_what_an_option_does_not_take_is_refused(values: dict[str, Any], kind: t
 def test_values_are_kept_as_they_are_meant() -> None:
     some = RunOptions(context=np.int64(12), memory=Budget(slots=3), learn_every=2, policy="auto", warm_pin="12")
     assert (some.context, type(some.context)) == (12, int)
-    assert (some.policy_spec, some.switches_policy) == ("blend", True)
+    assert (some.policy_on("cpu"), some.policy_on("cuda"), some.switches_policy) == ("nextuse", "blend", True)
     assert not RunOptions(policy="lru").switches_policy
     assert RunOptions().name == "reference"
 

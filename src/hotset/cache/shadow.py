@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hotset.compiling import keep_compiled
 from hotset.policies import parse
 from hotset.shape import ModelShape
 from hotset.trace import Phase
-from hotset.trace.events import EventTable
+from hotset.trace.events import EventTable, Routed
 
 
 def log_is_full(usage: Usage, shape: ModelShape) -> bool:
@@ -30,7 +31,10 @@ def log_is_whole(usage: Usage) -> bool:
 
 
 def take_log(usage: Usage, shape: ModelShape) -> EventTable:
-    """The events since the last call, as the simulator takes them; the log is empty afterwards."""
+    """The events since the last call, as the simulator takes them; the log is empty afterwards.
+
+    It holds what the tokens of an event need together, so what each chose is known of events of one token only.
+    """
     number, end = usage.log[:2].tolist()
     entries = (end - LOG_HEADER - LOG_FIELDS * number) // 2
     table = EventTable(
@@ -47,7 +51,28 @@ def take_log(usage: Usage, shape: ModelShape) -> EventTable:
     columns = table.layer, table.tokens, table.phase, table.request, table.expert, table.count
     _unpack(usage.log, table.start, *columns)
     usage.log[:LOG_HEADER] = 0, LOG_HEADER, 0
-    return table
+    routed = Routed(*_routes(table.start, table.layer, table.tokens, table.request, table.expert, shape.layers))
+    return replace(table, routed=routed)
+
+
+@keep_compiled(nogil=True)
+def _routes(start: Any, layer: Any, tokens: Any, request: Any, expert: Any, layers: int) -> Any:
+    """What the one token of each event chose, in every layer of its pass; no token where there were several."""
+    bounds, token, most = np.zeros((len(layer), 2), np.int64), 0, 1
+    for event in range(len(layer)):
+        if tokens[event] != 1:
+            continue
+        goes_on = event > 0 and tokens[event - 1] == 1 and request[event] == request[event - 1]
+        token += not (goes_on and layer[event] > layer[event - 1])
+        bounds[event] = token - 1, token
+        most = max(most, start[event + 1] - start[event])
+    experts, owner = np.full((token, layers, most), -1, np.int16), np.zeros(token, np.int32)
+    for event in range(len(layer)):
+        if tokens[event] == 1:
+            own = expert[start[event] : start[event + 1]]
+            experts[bounds[event, 0], layer[event], : len(own)] = own
+            owner[bounds[event, 0]] = request[event]
+    return bounds, experts, owner
 
 
 @keep_compiled(nogil=True)

@@ -153,7 +153,7 @@ class ChatSession:
             return
         options, stats = self.conversation.text_model.options, self.conversation.text_model.stats()
         share = f"{format_size(stats['resident_bytes'])} of memory for experts"
-        cached = "all of them" if stats["engine"] == "stock" else f"policy {options.policy}"
+        cached = "all of them" if stats["engine"] == "stock" else f"policy {stats['policy']}"
         message(f"{options.name}: {share}, {cached}; {self._chosen()}. /help lists commands, /bye ends the chat.")
 
     def end(self) -> None:

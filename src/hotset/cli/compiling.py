@@ -40,7 +40,7 @@ def compile_cli(
     from hotset.ahead import all_parts, parts_of, usual_parts
 
     options = RunOptions(policy=policy, prefetch=prefetch)
-    parts = parts_of(options.policy_spec, options.prefetch)
+    parts = parts_of(options.policy_on(_likely_device(options)), options.prefetch)
     more = all_parts() if everything else usual_parts()
     began_s = time.perf_counter()
     count = compile_missing([*parts, *(part for part in more if part not in parts)])
@@ -71,8 +71,15 @@ def compile_first(options: RunOptions, meanwhile: Callable[[], object] = lambda:
     """Compile what the cache of such a model needs, as far as that is known before it is loaded."""
     from hotset.ahead import parts_of
 
-    parts = parts_of(options.policy_spec, options.prefetch) if needs_cache(options) else []
+    parts = parts_of(options.policy_on(_likely_device(options)), options.prefetch) if needs_cache(options) else []
     return compile_missing([*parts, *_products(options)], meanwhile)
+
+
+def _likely_device(options: RunOptions) -> str:
+    """Where the model will run, as far as that is known without torch; what is missing then is compiled later."""
+    if options.device != AUTO:
+        return options.device.partition(":")[0]
+    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
 
 def say_compiling() -> None:

@@ -42,7 +42,8 @@ def loaded_model(options: RunOptions, kernels: KernelFactory | None = None) -> I
                 remember(text_model.place)
             _log_loaded(text_model, time.perf_counter() - began_s)
             if text_model.handle.engine.offload is not None:
-                compile_missing(parts_of(options.policy_spec, options.prefetch))
+                policy = options.policy_on(text_model.handle.engine.device.type)
+                compile_missing(parts_of(policy, options.prefetch))
         _tell(text_model.notes)
         notes = text_model.handle.notes
         told = len(notes)

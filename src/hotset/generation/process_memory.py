@@ -66,7 +66,7 @@ def _needs(options: RunOptions, place: str) -> _Needs:
     device = torch_device(options.device)
     if device.type != "cpu":
         raise HotsetError("--process-memory is for models on a CPU: use --memory and --host-memory here")
-    compile_ahead(options.policy_spec)  # what that takes is part of what is held
+    compile_ahead(options.policy_on(device.type))  # what that takes is part of what is held
     found = inspect_checkpoint(place, {"trust_remote_code": options.trust_remote_code})
     shape = shape_of(found.moe_layers, found.catalog)
     work = decoding_bytes(found.catalog, device) + reading_bytes(found.catalog, options.threads)

@@ -86,7 +86,7 @@ def watch(
 ) -> Handle:
     """Leave a model as it is, and only count its passes and record its routing when asked."""
     stock = [moe_layer.stock for moe_layer in moe_layers if moe_layer.stock is not None]
-    engine = stock_engine(Controller(plan, parse(options.policy_spec)), stock)
+    engine = stock_engine(Controller(plan, parse(options.policy_on(torch_device(options.device).type))), stock)
     tracker = StepTracker(engine)
     routing_hook = RoutingHook(
         lambda: [
@@ -107,9 +107,11 @@ def make_engine(
     kernels: KernelFactory | None = None,
 ) -> Engine:
     """The engine for the device."""
-    controller = Controller(plan, parse(options.policy_spec))
-    specs = [moe_layer.spec for moe_layer in moe_layers]
     device = torch_device(options.device)
+    controller = Controller(plan, parse(options.policy_on(device.type)))
+    if options.policy == AUTO:
+        notices.add(f"policy {controller.policy.name}, by auto; lru takes over where it does better")
+    specs = [moe_layer.spec for moe_layer in moe_layers]
     drivers = (Driver.CPU if device.type == "cpu" else Driver.HOST, Driver.DEVICE)
     rules, device_rules = (prefetch_plan(options, driver, plan.shape, plan.prefetch_rows) for driver in drivers)
     predictor = make_predictor(model, moe_layers, controller, rules, options) if rules.rows else None

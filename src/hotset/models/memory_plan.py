@@ -64,7 +64,7 @@ class MemoryPlanner:
             by_device=by_device,
             prefetch_rows=0 if options.prefetch == OFF else prefetch_plan(options, driver, shape).rows,
         )
-        if warning := self.plan.warning(parse(options.policy_spec).name):
+        if warning := self.plan.warning(parse(options.policy_on(device.type)).name):
             self.notes.append(warning)
         plain = catalog.digests is None and not catalog.meta.get(STORED_AS)  # transformers reads no other
         stock = all(moe_layer.stock for moe_layer in moe_layers) and plain
@@ -98,7 +98,7 @@ class MemoryPlanner:
         )
         account = take()
         if device.type == "cpu" and account.expert_bytes < 2 * shape.total_experts * (shape.expert_bytes or 0):
-            compile_ahead(options.policy_spec)
+            compile_ahead(options.policy_on(device.type))
             account = take()
         return account
 

@@ -124,8 +124,8 @@ class RunOptions:
     )
     policy: str = option(
         DEFAULT_POLICY,
-        help="Which expert to drop for another (the eviction policy), with options as in "
-        '"decay:half_life=8"; auto: blend, or lru where that does better.',
+        help="Which expert to evict for another (the eviction policy), with options as in "
+        '"decay:half_life=8"; auto: nextuse on a CPU, blend on a GPU, or lru where that does better.',
         group=_CACHE,
         check=_check_policy_or_auto,
     )
@@ -272,10 +272,14 @@ class RunOptions:
             return "reference"
         return Path(self.model).name if Path(self.model).is_dir() else str(self.model)
 
-    @property
-    def policy_spec(self) -> str:
-        """The policy to begin with."""
-        return DEFAULT_POLICY if self.policy == AUTO else self.policy
+    def policy_on(self, device_type: str) -> str:
+        """The policy to begin with on a device; auto is nextuse on a CPU, where what it costs is next to nothing.
+
+        A GPU that drives itself has no kernel of it, and one that the host drives has not been measured with it.
+        """
+        if self.policy != AUTO:
+            return self.policy
+        return "nextuse" if device_type == "cpu" else "blend"
 
     @property
     def switches_policy(self) -> bool:
