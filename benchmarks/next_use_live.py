@@ -24,7 +24,7 @@ BUDGETS = {"12.5%": 0.125, "25%": 0.25, "50%": 0.5}
 WORKLOADS = ("it", "c")
 EXPERTS_MIB, REST_MIB = 4224, 720
 """All experts; and the rest of the model with the process, compiled code and rows for staging and prefetch."""
-TOKENS = 96
+TOKENS = 64
 
 
 def one(folder: Path, policy: str, budget: str, workload: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from result_rows import RATES, result, row, sized, sweep
 
 from hotset.report import recommendation
 from hotset.sim import Result
+from hotset.sim.rows import Times
 
 
 def advice(found: Result) -> str:
@@ -18,6 +19,13 @@ def test_policy_memory_and_distance() -> None:
         "On average over the budgets it closes 43 % of the gap from LRU and stays 7.0 points below the best possible "
         "(Belady, which knows the future)."
     )
+
+
+def test_the_mean_share_of_the_time_bound() -> None:
+    shares = {76: 0.6, 192: 0.7, 384: 0.95}
+    rows = [replace(r, times=Times(0.1, 1.0, 1.0).with_bound(shares[r.budget_slots])) for r in sweep()]
+    assert advice(result(*rows)).endswith("future). Over this link it reaches 75 % of the time bound.")
+    assert "link" not in advice(result(*sweep()))
 
 
 def test_a_budget_for_each_target() -> None:

@@ -17,6 +17,8 @@ def test_header_and_a_line_per_row() -> None:
     assert lines[0].split(",") == FIELDS == list(row().as_dict())
     assert FIELDS[0] == "trace"
     assert FIELDS[-3:] == ["late", "wasted", "wasted_bytes_per_token"]
+    at = FIELDS.index("tokens_per_s")
+    assert FIELDS[at + 1 : at + 3] == ["bound_s_per_token", "bound_share"]
     assert len(lines) == 1 + len(sweep())
 
 

@@ -16,6 +16,10 @@ def text_of(found: Result, width: int = 100) -> str:
     return console.file.getvalue()
 
 
+def timed() -> Times:
+    return Times(0.0254, 0.0358, 27.93).with_bound(0.78 * 0.0358)
+
+
 def lines_with(word: str, text: str) -> list[str]:
     return [line for line in text.splitlines() if word in line]
 
@@ -92,18 +96,30 @@ def test_columns_without_figures_are_absent() -> None:
 
 
 def test_link_and_warm_start_have_their_columns_within_100_columns() -> None:
-    rows = [
-        replace(sized(found), start="warm", cold_hit_rate=0.111, times=Times(0.0254, 0.0358, 27.93))
-        for found in sweep()
-    ]
+    rows = [replace(sized(found), start="warm", cold_hit_rate=0.111, times=timed()) for found in sweep()]
     text = text_of(result(*rows))
     (line,) = [line for line in lines_with("blend", text) if "76.0 %" in line]
+    assert line.endswith("78 %")
     assert "11.1 %" in line
     assert "25.40" in line
     assert "27.9" in line
     assert "not seen before" in text
     assert len(lines_with("belady (bound)", text)) == 3  # nothing is folded
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_time_bound_stands_below_the_memory_and_takes_the_room_of_evictions() -> None:
+    rows = [replace(sized(found), times=timed()) for found in sweep()]
+    text = text_of(result(*rows))
+    firsts = [line.split("  ")[0].strip() for line in text.splitlines()]
+    at = firsts.index("25 %")
+    assert firsts[at : at + 5] == ["25 %", "192 slots", "2.0 cycles", "4.75 GiB", "27.92 ms"]
+    assert "memory," in firsts
+    assert "time bound: no policy and no prefetch" in " ".join(text.split())
+    assert "evicted" not in text
+    plain = text_of(result(*sweep()))
+    assert "evicted" in plain
+    assert "time bound" not in plain
 
 
 def test_phases_starts_and_traces_stand_apart() -> None:

@@ -45,6 +45,26 @@ def test_no_expert_share_hides_nothing():
     assert times.stall_s == pytest.approx(1e-3)
 
 
+def test_the_least_time_is_all_compute_or_all_transfers_and_no_latency():
+    link = Link(bytes_per_s=1e6, compute_s=4e-3, latency_s=1.0)
+    assert link.least_s(4, 0, SHAPE) == pytest.approx(8e-3)  # two passes of two layers
+    assert link.least_s(4, 8, SHAPE) == pytest.approx(8e-3)  # 8 ms of transfers, all behind them
+    assert link.least_s(4, 9, SHAPE) == pytest.approx(9e-3)
+
+
+def test_no_replay_is_below_the_least_time_of_its_misses():
+    events = random_trace(prompt=3).events()
+    rng = np.random.default_rng(0)
+    for expert_share in (0.0, 0.5, 1.0):
+        for speed in (1e5, 1e6, 1e7):
+            link = Link(bytes_per_s=speed, compute_s=3e-3, expert_share=expert_share)
+            misses = rng.integers(0, np.diff(events.start) + 1).astype(np.int32)
+            for phase in Phase:
+                chosen = events.phase == phase
+                least_s = link.least_s(int(chosen.sum()), int(misses[chosen].sum()), events.shape)
+                assert least_s <= link.times(events, misses, phase).total_s
+
+
 def test_phases_are_apart():
     events = random_trace(prompt=3, requests=1, tokens=5).events()
     link = Link(bytes_per_s=1e6, compute_s=3e-3)

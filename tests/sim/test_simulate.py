@@ -1,5 +1,6 @@
 """A sweep: its rows add up, the bound bounds, warm is warm, and what a person should know is said."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from hotset.prefetch import plan_prefetch
 from hotset.shape import ModelShape
 from hotset.sim import Link, Sweep, count_jobs, simulate
 from hotset.sim.prefetch import follow_replay
+from hotset.sim.rows import Times
 from hotset.sim.simulate import _setting
 from hotset.trace import Phase
 from hotset.trace.combine import interleave
@@ -328,6 +330,78 @@ def test_link_columns():
     assert all(row.tokens_per_s is None for row in rows_of(trace))
 
 
+def test_the_bound_is_the_compute_or_the_transfers_of_the_optimum():
+    trace = random_trace(prompt=2)
+    for bytes_per_s, limit in ((1e9, "compute"), (1e5, "transfers")):
+        link = Link(bytes_per_s=bytes_per_s, compute_s=3e-3, latency_s=1e-3)
+        for row in (rows := rows_of(trace, replace(SMALL, link=link))):
+            best = find(rows, policy="belady", budget=row.budget, start=row.start, phase=row.phase)
+            compute_s, transfer_s = 1e-3 * row.events, best.misses * 1000 / bytes_per_s
+            assert (compute_s < transfer_s) == (limit == "transfers")
+            assert row.bound_s_per_token == pytest.approx(max(compute_s, transfer_s) / row.tokens)
+            assert row.bound_share == pytest.approx(row.bound_s_per_token / row.time_s_per_token)
+    assert {row.bound_share for row in rows_of(trace)} == {None}
+
+
+@pytest.mark.parametrize("prefetch", ["off", "oracle"])
+def test_over_an_endless_link_the_bound_is_reached_and_rounding_lifts_no_row_above_it(prefetch):
+    sweep = Sweep(policies=("lru",), budgets=("12 slots",), link=Link(math.inf, 3.3e-3), prefetch=prefetch)
+    shares = [row.bound_share for row in rows_of(random_trace(prompt=2, tokens=200), sweep)]
+    assert 1 - 1e-9 < min(shares) <= max(shares) <= 1
+
+
+def timed_case(seed, scope, prefetch):
+    """A trace and a sweep with a link, drawn from a seed: from compute to transfers as the limit."""
+    rng = np.random.default_rng(seed)
+    shape = ModelShape(int(rng.integers(1, 5)), int(rng.integers(4, 10)), int(rng.integers(1, 4)), 1000)
+    trace = random_trace(seed, 5, int(rng.integers(2, 24)), int(rng.integers(0, 4)), shape)
+    layer_s = float(rng.uniform(1e-4, 1e-3))
+    return trace, Sweep(
+        budgets=(f"{4 * shape.layers} slots",), scope=scope, staging=int(rng.integers(4)),
+        prefill=list(Admit)[int(rng.integers(len(Admit)))], prefetch=prefetch, prefetch_slots=int(rng.integers(1, 9)),
+        driver=None if prefetch == "auto" else str(rng.choice(["cpu", "host"])),
+        link=Link(1000 / (layer_s * 10 ** rng.uniform(-1, 1)), layer_s * shape.layers, expert_share=rng.random()),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("prefetch", ["off", "auto", "oracle", "previous"])
+@pytest.mark.parametrize("scope", Scope)
+def test_no_row_takes_less_than_its_bound(scope, prefetch):
+    nearest = 0.0
+    for seed in range(12):
+        for row in rows_of(*timed_case(seed, scope, prefetch)):
+            assert row.bound_s_per_token <= row.time_s_per_token * (1 + 1e-12)
+            assert 0 < row.bound_share <= 1
+            nearest = max(nearest, row.bound_share)
+    assert nearest > 0.97
+
+
+def test_prefetch_comes_nearer_to_a_bound_that_it_does_not_change():
+    sweep = Sweep(policies=("lru",), budgets=("12 slots",), link=Link(bytes_per_s=0.2e6, compute_s=3e-3))
+    plain, prefetched = (rows_of(random_trace(), replace(sweep, prefetch=how)) for how in ("off", "oracle"))
+    for before, after in zip(plain, prefetched, strict=True):
+        assert before.bound_s_per_token == after.bound_s_per_token > 3e-3
+        assert before.bound_share < after.bound_share < 1
+
+
+def test_only_rounding_is_set_to_the_bound():
+    times = Times(0.0, 1.0, 1.0)
+    assert times.with_bound(0.5).bound_share == 0.5
+    assert times.with_bound(1 + 1e-12).bound_share == 1
+    assert times.with_bound(1.01).bound_share == 1.01
+
+
+def test_rows_of_staging_do_not_limit_the_optimum():
+    trace = random_trace(prompt=3)
+    for start in ("cold", "warm"):
+        free, tight = (
+            find(rows_of(trace, replace(SMALL, staging=staging)), policy="belady", start=start, phase="decode",
+                 budget="12 slots")
+            for staging in (0, 1)
+        )  # fmt: skip
+        assert (free.hits, tight.staging_slots) == (tight.hits, 1)
+
+
 def test_a_link_needs_the_size_of_an_expert():
     with pytest.raises(HotsetError, match="a modelled link needs the size of an expert"):
         rows_of(without_size(random_trace()), replace(SMALL, link=Link(bytes_per_s=1e6, compute_s=3e-3)))
@@ -347,3 +421,14 @@ def test_a_sweep_is_deterministic():
     one, two = (simulate({"t": random_trace(prompt=2)}, sweep) for _ in range(2))
     assert one.as_dict() == two.as_dict()
     assert one.as_dict()["rows"] == [row.as_dict() for row in one.rows]
+
+
+def test_belady_bounds_answers_that_take_turns_with_prompts():
+    # Two slots. A prompt brings 1 anyway, so until then a slot is better used for 0: hits of 2, 1 and 0.
+    shape = ModelShape(1, 3, 1)
+    turns = [
+        (Phase.PREFILL if number == 4 else Phase.DECODE, [[[expert]]])
+        for number, expert in enumerate([0, 1, 2, 2, 1, 1, 0])
+    ]
+    rows = rows_of(trace_of(shape, [turns]), Sweep(policies=("lru",), budgets=("2 slots",)))
+    assert find(rows, policy="belady", phase="decode").hits == 3

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Argument(metavar="NAME", help="bytes, capacity, policies, sensitivity, shift or users.")]
 Traces = Annotated[
     list[Path] | None,
-    typer.Option("--trace", help="A trace file, or reference:NAME. Repeat it. None: all reference domains."),
+    typer.Option(
+        "--trace",
+        help="A trace file, or reference:NAME. Repeat it. None: all reference domains, and in a checkout the public "
+        "trace where it lies beside it.",
+    ),
 ]
 Plot = Annotated[Path | None, typer.Option(help="Draw the result: .png, .svg or .pdf.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the rows as CSV, too.")]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from hotset.checks import known
+from hotset.errors import PolicyError
 from hotset.policies.base import (
     Admit,
     EventView,
@@ -38,5 +40,7 @@ def names() -> list[str]:
 
 def parse(spec: str) -> Policy:
     """Make a policy from text: a name, then options, as in "decay:half_life=8"."""
-    policy: Policy = parse_named(spec, "policy", __name__, names())
+    found = names()
+    known(spec, "policy", found, PolicyError)
+    policy: Policy = parse_named(spec, "policy", __name__, found)
     return policy

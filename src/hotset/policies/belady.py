@@ -43,14 +43,16 @@ def score(state: BeladyState, table: Any, event: EventView, layer: int, expert: 
 def next_uses(
     start: Any, layer: Any, phase: Any, expert: Any, counted: tuple[bool, bool], num_layers: int, num_experts: int
 ) -> Any:
-    """The next event that asks for the same expert, for every entry of every event; and each expert's first event."""
+    """The next event that asks for the same expert, for every entry of every event; and each expert's first event.
+
+    Infinite where that event is not counted: it brings the expert in any case, so to keep it until then gains nothing.
+    """
     upcoming = np.full((num_layers, num_experts), np.inf)
     future = np.empty(len(expert))
     for event in range(len(layer) - 1, -1, -1):
         for i in range(start[event], start[event + 1]):
             future[i] = upcoming[layer[event], expert[i]]
-            if counted[phase[event]]:
-                upcoming[layer[event], expert[i]] = event
+            upcoming[layer[event], expert[i]] = event if counted[phase[event]] else np.inf
     return future, upcoming
 
 

@@ -92,7 +92,7 @@ def observe(state: NextUseState, table: Any, event: EventView) -> None:
     """Learn from how well this event was predicted in each stream, then predict the next."""
     common_rates(state, event)
     live = find_streams(state, event)
-    if live == 0:  # nobody said what each token chose
+    if live == 0:  # what each token chose is not known
         _add_up(state, event.layer)
         return
     discount, rate = _discount(state, table, event), RATE / math.sqrt(live)

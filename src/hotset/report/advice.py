@@ -32,7 +32,8 @@ def _advise(rows: list[Row]) -> str | None:
     best, does_best = causal[policy], " does best and" if len(causal) > 1 else ""
     needs = _needs(best, expert_bytes(rows))
     bound = [row for row in judged if row.policy == BOUND]
-    return f"{printable(best[0].trace)}: {printable(policy)}{does_best} {needs}. {_distance(best, bound)}".strip()
+    sentences = (f"{printable(best[0].trace)}: {printable(policy)}{does_best} {needs}.", _distance(best, bound))
+    return " ".join(filter(None, (*sentences, _speed(best))))
 
 
 def _by_policy(rows: list[Row]) -> dict[str, list[Row]]:
@@ -82,3 +83,11 @@ def _distance(best: list[Row], bound: list[Row]) -> str:
     if best[0].policy == LRU or not gaps:
         return f"On average over the budgets that is {optimum}."
     return f"On average over the budgets it closes {percent(fmean(gaps), 0)} of the gap from LRU and stays {optimum}."
+
+
+def _speed(best: list[Row]) -> str:
+    """How near the policy comes to the least time over the link, on average over the same budgets."""
+    shares = [row.bound_share for row in best if row.bound_share is not None]
+    if not shares:
+        return ""
+    return f"Over this link it reaches {percent(fmean(shares), 0)} of the time bound."

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hotset.checks import number, put, text
 from hotset.errors import HotsetError
-from hotset.shape import parse_size
+from hotset.shape import ModelShape, parse_size
 from hotset.trace import Phase
 from hotset.trace.events import EventTable
 
@@ -56,12 +56,17 @@ class Link:
         stall_s = float(np.maximum(transfer_s - resident_s, 0.0).sum())
         return Times(stall_s, stall_s + layer_s * len(asked))
 
+    def least_s(self, num_events: int, num_loads: int, shape: ModelShape) -> float:
+        """The least time for so many events that load so many experts: all transfers travel while others compute."""
+        compute_s = self.compute_s / shape.layers * num_events
+        return max(compute_s, num_loads * ((shape.expert_bytes or 0) / self.bytes_per_s))
+
 
 def parse_speed(speed: str) -> float:
-    """Read a link speed such as "25GB/s", in bytes per second."""
-    word = text(speed, "a link speed").strip()
+    """Read a speed such as "25GB/s", in bytes per second."""
+    word = text(speed, "a speed").strip()
     if not word.endswith("/s"):
-        raise HotsetError(f'cannot read the link speed "{speed}": write it as 25GB/s')
+        raise HotsetError(f'cannot read the speed "{speed}": write it as 25GB/s')
     return float(parse_size(word.removesuffix("/s")))
 
 

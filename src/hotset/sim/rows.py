@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hotset.checks import renamed
 
+_ROUNDING = 1e-9
+"""The relative error of a sum of so many events' times."""
+
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a modelled link makes of one token."""
+    """What a modelled link makes of one token; the bound is known once the optimum of the setting is."""
 
     stall_s_per_token: float
     time_s_per_token: float
     tokens_per_s: float
+    bound_s_per_token: float | None = None  # no policy and no prefetch needs less
+    bound_share: float | None = None  # of the time: 1 is as fast as possible
+
+    def with_bound(self, bound_s_per_token: float) -> Times:
+        """The same beside the least time; only what rounding alone lifts above it is set to 1."""
+        share = bound_s_per_token / self.time_s_per_token
+        share = 1.0 if 1 < share <= 1 + _ROUNDING else share
+        return replace(self, bound_s_per_token=bound_s_per_token, bound_share=share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from hotset.cache.counters import Count
 from hotset.checks import instance, shown, text
 from hotset.errors import HotsetError
 from hotset.policies.belady import Belady
+from hotset.shape import ModelShape
+from hotset.sim.link import Link
 from hotset.sim.prefetch import OFF, Resident, chosen_forecast, follow_replay
 from hotset.sim.rows import Prefetched, Row, Times
 from hotset.sim.sweep import Job, Sweep, has_warm_rows, jobs, notes
@@ -97,6 +99,8 @@ def _run(name: str, trace: Trace, sweep: Sweep, advance: Callable[[], None]) -> 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # the replay is compiled and lets go of the lock
         rows = [row for found in pool.map(work, jobs(trace, sweep)) for row in found]
     _fill_gaps(rows)
+    if sweep.link is not None:
+        _fill_bounds(rows, sweep.link, trace.shape)
     return rows
 
 
@@ -117,8 +121,10 @@ def _part(trace: Trace, sweep: Sweep) -> _Part:
 
 
 def _controller(job: Job, sweep: Sweep) -> Controller:
-    """A fresh cache; the bound is not held to the rule that prompts leave the hot set alone."""
-    return Controller(job.plan, job.policy, prefill=job.policy.admission if job.policy.offline else sweep.prefill)
+    """A fresh cache; what the bound admits is limited neither in prompts nor by the rows of staging."""
+    if job.policy.offline:
+        return Controller(replace(job.plan, staging=0), job.policy, prefill=job.policy.admission)
+    return Controller(job.plan, job.policy, prefill=sweep.prefill)
 
 
 def _judge(
@@ -225,3 +231,11 @@ def _fill_gaps(rows: list[Row]) -> None:
         least = lru[_setting(row)]
         room = best[_setting(row)] - least
         row.gap_closed = (row.hit_rate - least) / room if room > 1e-12 else None
+
+
+def _fill_bounds(rows: list[Row], link: Link, shape: ModelShape) -> None:
+    """How near each row gets to the least time of its setting: the optimum's loads are the fewest."""
+    least = {_setting(row): link.least_s(row.events, row.misses, shape) for row in rows if row.policy == "belady"}
+    for row in rows:
+        if row.times is not None:
+            row.times = row.times.with_bound(least[_setting(row)] / row.tokens)

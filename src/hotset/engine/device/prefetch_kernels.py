@@ -88,7 +88,7 @@ def claim(
 
 @triton.jit
 def _tally(state, wanted, copied, blocks, words, block: tl.constexpr):
-    """CounterDelta what came of the per_part."""
+    """Count what came of a part."""
     kind = tl.arange(0, 8)
     before = tl.load(state.tallies + kind, mask=kind < 6, other=0)
     what = tl.where(wanted == 0, 2, tl.where(copied == blocks, 0, 1))
@@ -276,7 +276,7 @@ def send(
     count: tl.constexpr, experts: tl.constexpr, distances: tl.constexpr, per_part: tl.constexpr,
     programs: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Copy the per_part for the next layers, the nearest first, until the next event begins; says how far each came."""
+    """Copy the parts of the next layers, the nearest first, until the next event begins; says how far each came."""
     epoch = tl.load(state.epoch)
     is_over = _is_over(state.stop, epoch)
     for distance in tl.static_range(count):
