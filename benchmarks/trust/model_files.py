@@ -1,7 +1,7 @@
 """Mutated config, tokenizer, template and index files of the reference model, through the commands' own entry.
 
     python benchmarks/trust/model_files.py --count 2500 --seed 1
-    python benchmarks/trust/model_files.py --model gguf --count 150 --seed 1      or fp8, int4
+    python benchmarks/trust/model_files.py --model gguf --count 150 --seed 1      or fp8, int4, gptq, awq, nvfp4, mxfp4
 
 Of a quantised checkpoint the config and the weights' header are mutated, of a GGUF model its file's header.
 Every case is a folder with one mutated file, given to `run`, `chat` or `doctor` in a worker process with a limit of
@@ -44,7 +44,10 @@ FILES = (
 WEIGHTS = (6, 6, 4, 4, 4, 3, 2)
 REFERENCE, GGUF = "reference", "model.gguf"
 QUANTISATION = "quantization_config"
-QUANTISED = {"fp8": "fp8, DeepSeek-V3", "int4": "int4, asymmetric"}
+QUANTISED = {
+    "fp8": "fp8, DeepSeek-V3", "int4": "int4, asymmetric", "gptq": "gptq, version 2, any order", "awq": "awq",
+    "nvfp4": "nvfp4, modelopt", "mxfp4": "mxfp4, compressed-tensors",
+}  # fmt: skip
 """Checkpoints with experts in a published layout, as the tests make them."""
 COMMANDS = {
     "run": ["-p", "Il mercato del", "--max-new-tokens", "2", "--memory", "25%"],

@@ -85,6 +85,14 @@ FAULTS = {
     "no norm": (removed("blk.3.attn_norm.weight"), "input_layernorm"),
     "no embedding": (removed("token_embd.weight"), ""),
     "no router": (removed("blk.0.ffn_gate_inp.weight"), "mlp.gate"),
+    "more layers than are counted": (stated("block_count", 2), r"holds blk\.2\.\S+, of layer 2 .* counts 2 layers"),
+    "no experts per token": (stated("expert_used_count", 0), r"qwen3moe\.expert_used_count = 0, .* 1 to 64"),
+    "too many experts per token": (stated("expert_used_count", 65), r"qwen3moe\.expert_used_count = 65, .* 1 to 64"),
+    "rotations by no number": (stated("rope.freq_base", float("nan")), r"qwen3moe\.rope\.freq_base = nan"),
+    "norms by no number": (
+        stated("attention.layer_norm_rms_epsilon", float("inf")),
+        r"qwen3moe\.attention\.layer_norm_rms_epsilon = inf",
+    ),
 }
 
 
@@ -95,6 +103,37 @@ def test_what_is_wrong_is_said_in_a_line(name: str, tmp_path: Path) -> None:
     change, words = FAULTS[name]
     error = call("run", rewritten(tmp_path, change), *FEW, *PROMPT).error
     assert re.search(words, error), error
+
+
+def lied(data: bytes, pattern: str, kind: int) -> bytes:
+    """A file whose header gives some tensors another type: by the names that match, and the number of the type."""
+    import re
+    import struct
+
+    changed = bytearray(data)
+    for found in re.finditer(pattern.encode(), data):
+        at = found.end() + 4 + 8 * struct.unpack_from("<I", data, found.end())[0]
+        struct.pack_into("<I", changed, at, kind)
+    assert changed != data
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind", "words"),
+    [
+        (r"blk\.\d\.ffn_\w+_exps\.weight", 2, "'blk.0.ffn_down_exps.weight' of Q4_0"),
+        (r"blk\.3\.ffn_up_exps\.weight", 2, "'blk.3.ffn_up_exps.weight' of Q4_0"),
+        (r"blk\.0\.attn_q\.weight", 2, "'blk.0.attn_q.weight' of Q4_0"),
+        (r"blk\.0\.ffn_gate_inp\.weight", 1, "'blk.0.ffn_gate_inp.weight' of F16"),
+    ],
+)
+def test_a_header_that_lies_about_types_is_refused(
+    pattern: str, kind: int, words: str, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(lied(file.read_bytes(), pattern, kind))
+    error = call("run", tmp_path / "m.gguf", *FEW, *PROMPT).error
+    assert words in error
+    assert "belong to no tensor" in error
 
 
 def test_other_architectures_are_refused(tmp_path: Path) -> None:

@@ -132,6 +132,25 @@ def test_sizes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     assert call("run", place, *PROMPT, *FEW).error
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_hidden_layers": 2}, "holds model.layers.2."),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok = 0, and a layer has 64 experts"),
+        ({"num_experts_per_tok": 65}, "num_experts_per_tok = 65, and a layer has 64 experts"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}}, "rope_theta = inf"),
+        ({"quantization_config": "bitsandbytes"}, "has 'bitsandbytes' as its quantization_config"),
+        ({"quantization_config": [1, 2]}, "has [1, 2] as its quantization_config"),
+    ],
+)
+def test_values_that_no_model_computes_with_are_named(tmp_path: Path, config: Any, words: str) -> None:
+    place = model_folder(tmp_path / "model", config=config)
+    assert words in call("run", place, *PROMPT, *FEW).error
+    assert words in call("pack", place, "-o", tmp_path / "packed").error
+    assert not (tmp_path / "packed").exists()
+
+
 def test_a_traceback_is_shown_if_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = model_folder(tmp_path / "model", generation_config={"repetition_penalty": -1.0})
     assert "HOTSET_DEBUG=1" in call("run", place, *PROMPT, *FEW).error

@@ -215,12 +215,23 @@ def scaled(codes: Numbers, zeros: Numbers | int, scales: torch.Tensor, groups: N
     return ROUND[str(scales.dtype).removeprefix("torch.")](product)
 
 
-def ct_integer(bits: int, group: int, symmetric: bool, kind: torch.dtype = torch.bfloat16) -> Published:
+def any_order(inputs: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs in some order, and the group of each where groups follow each other in that order."""
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
+    in_order = (torch.arange(inputs) // group).to(torch.int32)
+    return order, torch.empty_like(in_order).scatter_(0, order, in_order)
+
+
+def ct_integer(
+    bits: int, group: int, symmetric: bool, kind: torch.dtype = torch.bfloat16, *, by_index: bool = False
+) -> Published:
     def encode(matrix: torch.Tensor) -> Tensors:
-        codes, scales, zeros = integers(matrix, bits, group or matrix.shape[1], kind, symmetric)
+        order, index = any_order(matrix.shape[1], group) if by_index else (None, None)
+        codes, scales, zeros = integers(matrix, bits, group or matrix.shape[1], kind, symmetric, order)
         found = {
             "weight_packed": words(codes, bits, 1), "weight_scale": scales, "weight_shape": torch.tensor(matrix.shape),
         }  # fmt: skip
+        found |= {} if index is None else {"weight_g_idx": index}
         return found if symmetric else found | {"weight_zero_point": words(zeros, bits, 0)}
 
     def decode(tensors: Tensors) -> Numbers:
@@ -228,7 +239,8 @@ def ct_integer(bits: int, group: int, symmetric: bool, kind: torch.dtype = torch
         zeros: Any = 1 << (bits - 1)
         if not symmetric:
             zeros = stream(tensors["weight_zero_point"], bits, 0)[: len(codes)]
-        return scaled(codes, zeros, scales, np.arange(codes.shape[1]) // (group or codes.shape[1]))
+        index = np.arange(codes.shape[1]) // (group or codes.shape[1])
+        return scaled(codes, zeros, scales, tensors["weight_g_idx"].numpy() if by_index else index)
 
     weights = {"num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": "group" if group else "channel"}
     weights["group_size"] = group or None  # type: ignore[assignment]
@@ -236,21 +248,21 @@ def ct_integer(bits: int, group: int, symmetric: bool, kind: torch.dtype = torch
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }  # fmt: skip
-    return Published(encode, decode, config, bits / 8 + (0.07 if symmetric else 0.2))
+    if by_index:
+        weights["actorder"] = "group"
+    return Published(encode, decode, config, bits / 8 + (0.07 if symmetric else 0.2) + (0.2 if by_index else 0))
 
 
 def gptq(bits: int, group: int, second: bool, by_index: bool, **config: Any) -> Published:
     def encode(matrix: torch.Tensor) -> Tensors:
-        inputs = matrix.shape[1]
-        order = torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs)) if by_index else None
+        order, index = any_order(matrix.shape[1], group)
+        if not by_index:
+            order, index = None, index.sort().values  # type: ignore[assignment]
         codes, scales, zeros = integers(matrix, bits, group, torch.float16, False, order)
         kept = zeros if second else (zeros - 1) & ((1 << bits) - 1)
-        index = torch.arange(inputs) // group
-        if order is not None:
-            index = torch.empty_like(index).scatter_(0, order, torch.arange(inputs) // group)
         return {
             "qweight": words(codes.T, bits, 0), "qzeros": words(kept.T, bits, 1), "scales": scales.T.contiguous(),
-            "g_idx": index.to(torch.int32),
+            "g_idx": index,
         }  # fmt: skip
 
     def decode(tensors: Tensors) -> Numbers:
@@ -340,6 +352,8 @@ PUBLISHED = {
     "int8 in groups": ct_integer(8, 32, True),
     "int8 by row": ct_integer(8, 0, True, torch.float16),
     "int4, asymmetric": ct_integer(4, 16, False),
+    "int4, any order": ct_integer(4, 16, True, by_index=True),
+    "int8, asymmetric, any order": ct_integer(8, 32, False, by_index=True),
     "gptq": gptq(4, 16, second=False, by_index=False),
     "gptq, version 2, any order": gptq(4, 16, second=True, by_index=True),
     "gptq, static groups, any order": gptq(4, 16, second=False, by_index=True, desc_act=False),

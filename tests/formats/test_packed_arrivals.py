@@ -19,9 +19,14 @@ from published import PUBLISHED  # noqa: E402
 
 import hotset  # noqa: E402
 from hotset.engine import build  # noqa: E402
+from hotset.models.packing import pack  # noqa: E402
 from hotset.transfer.reads import Load, ReadTransfer  # noqa: E402
 
-FORMATS = ["fp8, DeepSeek-V3", "int4, asymmetric"]
+OWN, BLOCKS = ("int4", "int8"), "Q4_0"
+FORMATS = [
+    "fp8, DeepSeek-V3", "mxfp4, compressed-tensors", "nvfp4, modelopt", "int4, asymmetric",
+    "gptq, version 2, any order", "awq", *(f"own {kind}" for kind in OWN), f"GGUF {BLOCKS}",
+]  # fmt: skip
 MODES = ["off", "gate", "best", "previous", "auto"]
 PROMPT, NEW_TOKENS = torch.tensor([[5, 90, 31, 7, 41, 77]]), 24
 
@@ -71,14 +76,29 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder, found = tmp_path_factory.mktemp("models"), {}
     Qwen3MoeForCausalLM(config).save_pretrained(folder / "plain")
     for number, name in enumerate(FORMATS):
-        found[name] = encoded_models.rewrite(folder / "plain", folder / str(number), PUBLISHED[name].named)
-        encoded_models.edit_config(found[name], quantization_config=PUBLISHED[name].config)
+        found[name] = made(name, folder / "plain", folder / str(number))
     return found
+
+
+def made(name: str, plain: Path, target: Path) -> Path:
+    """The model with its experts in a format: a published checkpoint, a pack of hotset, or a GGUF file."""
+    if name.startswith("own "):
+        pack(plain, target, dtype="bfloat16", experts=name.removeprefix("own "))
+        return target
+    if name.startswith("GGUF "):
+        gguf_models = pytest.importorskip("gguf_models")
+        tensors, keys = gguf_models.tensors_of(plain), gguf_models.keys_of(plain, "qwen3moe")
+        file: Path = gguf_models.write(target.with_suffix(".gguf"), tensors, keys, gguf_models.matrices_as(BLOCKS))
+        return file
+    encoded_models.rewrite(plain, target, PUBLISHED[name].named)
+    encoded_models.edit_config(target, quantization_config=PUBLISHED[name].config)
+    return target
 
 
 def logits(folder: Path, prefetch: str = "off") -> tuple[Any, dict[str, Any]]:
     """Of a prompt and of a text token by token; and what the engine counted."""
     model = exactness.aligned(hotset.load(folder, memory="50%", device="cpu", dtype=torch.bfloat16, prefetch=prefetch))
+    assert all(layer.layout.matrices for layer in model.hotset.engine.offload.catalog.layers)  # it stays packed
     text = torch.randint(128, (NEW_TOKENS,), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         out = model(PROMPT, use_cache=True)
@@ -106,7 +126,7 @@ def test_prefetch_changes_no_bit(name: str, mode: str, folders: dict[str, Path],
     assert (decode["prefetch_hits"] + decode["late"] > 0) == (mode != "off"), decode
 
 
-@pytest.mark.parametrize(("at_once", "seed"), [(1, 0), (1, 1), (2, 2), (3, 3), (99, 4)])
+@pytest.mark.parametrize(("at_once", "seed"), [(1, 0), (1, 1), (2, 2), (99, 4)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_order_of_arrival_changes_no_bit(
     name: str,

@@ -20,19 +20,26 @@ from hotset.models.packing import pack  # noqa: E402
 
 SOME = ("it", "python")
 NEW_TOKENS = 24
-LEAST = 0.99
-"""Of some 1,400 places, where 0.995 to 1 was measured; without the definition's rounding of weights it is 0.98."""
+LEAST = 0.995
+"""Of what is most likely at the places of texts given at once; without the definition's rounding of weights it is 0.98.
+
+Token by token, where every product is packed, `int8` is at 0.992, and dense experts with exact sums are at 0.991 of
+dense ones (docs/results/lowbit.md): no order of additions can promise more there.
+"""
+PROMPTS = {"int4": 1, "int8": 6, "mxfp4": 1}
+"""Of each domain: of `int8`, 0.997 of 6,665 places agree, and of 1,393 places chance alone takes it below 0.995."""
 
 
 def greedy(model: Any, ids: Any) -> Any:
     return model.generate(ids, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
 
 
-def prompts(domains: Sequence[str]) -> list[Any]:
+def prompts(domains: Sequence[str], count: int = 1) -> list[Any]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(reference.path())
-    return [tokenizer(reference.workload(name).prompts[0].text, return_tensors="pt").input_ids for name in domains]
+    texts = [prompt.text for name in domains for prompt in reference.workload(name).prompts[:count]]
+    return [tokenizer(text, return_tensors="pt").input_ids for text in texts]
 
 
 def both(folder: Path, compute: Callable[[Any], list[Any]], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -57,7 +64,7 @@ def test_in_float32_the_text_is_the_same(kind: str, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("kind", ["int4", "int8", "mxfp4"])
 def test_in_bfloat16_nearly_all_tokens_are(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(reference.path(), tmp_path / "pack", dtype="bfloat16", experts=kind)
-    texts = prompts(reference.DOMAINS)
+    texts = prompts(reference.DOMAINS, PROMPTS[kind])
     some, other = both(tmp_path / "pack", lambda m: [m(ids).logits[0].argmax(-1) for ids in texts], monkeypatch)
     assert (some == other).float().mean() >= LEAST
 

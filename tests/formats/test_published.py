@@ -104,7 +104,7 @@ def test_any_bytes_are_decoded_by_definition(name: str, dtype: str) -> None:
     random = torch.Generator().manual_seed(2)
     tensors = kind.encode(torch.randn(OUTPUTS, INPUTS, generator=random))
     for word, tensor in tensors.items():
-        if word not in ("g_idx", "weight_shape", "input_scale"):
+        if word not in ("g_idx", "weight_g_idx", "weight_shape", "input_scale"):
             data = torch.randint(256, (tensor.numel() * tensor.element_size(),), generator=random, dtype=torch.uint8)
             tensors[word] = data.view(tensor.dtype).view(tensor.shape)
     for first in (None, 0, 2, 6, 10):  # limits that a lone scale takes in turn
@@ -152,8 +152,9 @@ def test_what_can_be_read_straight_from_a_checkpoint() -> None:
         for target in [chosen.on("cuda", [64, 64])]
     }
     assert {name for name, straight in direct.items() if not straight} == {
-        "fp8, partial blocks", "fp8, one scale", "int4, asymmetric", "gptq", "gptq, version 2, any order",
-        "gptq, static groups, any order", "gptq, 8 bits, any order", "awq",
+        "fp8, partial blocks", "fp8, one scale", "int4, asymmetric", "int4, any order",
+        "int8, asymmetric, any order", "gptq", "gptq, version 2, any order", "gptq, static groups, any order",
+        "gptq, 8 bits, any order", "awq",
     }  # fmt: skip
 
 

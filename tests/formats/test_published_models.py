@@ -118,7 +118,9 @@ def test_in_bfloat16_every_number_is_rounded_as_the_library_rounds(
     assert torch.equal(run(decoded, dtype=torch.bfloat16), found)
 
 
-@pytest.mark.parametrize("name", ["fp8, partial blocks", "nvfp4, modelopt", "gptq, version 2, any order", "awq"])
+@pytest.mark.parametrize(
+    "name", ["fp8, partial blocks", "nvfp4, modelopt", "int4, any order", "gptq, version 2, any order", "awq"]
+)
 @pytest.mark.parametrize("experts", ["auto", "dense"])
 def test_a_pack_of_it_computes_the_same(name: str, experts: str, plain: Path, tmp_path: Path) -> None:
     folder = encode(plain, tmp_path / "encoded", name)
@@ -231,15 +233,37 @@ def test_codes_without_their_scales_are_refused(name: str, plain: Path, tmp_path
 
 
 @pytest.mark.parametrize("group", [-1, 4, 2**31 - 1])
-def test_groups_that_are_none_are_refused(group: int, plain: Path, tmp_path: Path) -> None:
-    folder = encode(plain, tmp_path / "encoded", "gptq, version 2, any order")
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("gptq, version 2, any order", "mlp.experts.3.up_proj.g_idx"),
+        ("gptq, version 2, any order", "self_attn.k_proj.g_idx"),
+        ("int4, any order", "mlp.experts.3.up_proj.weight_g_idx"),
+    ],
+)
+def test_groups_that_are_none_are_refused_by_name(
+    name: str, word: str, group: int, plain: Path, tmp_path: Path
+) -> None:
+    folder = encode(plain, tmp_path / "encoded", name)
     tensors = load_file(folder / "model.safetensors")
-    for key, tensor in tensors.items():
-        if key.endswith("experts.3.up_proj.g_idx"):
-            tensor[5] = group
+    tensors[f"model.layers.1.{word}"][5] = group
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(HotsetError, match="an input is of group") as caught:
-        pack(folder, tmp_path / "pack", dtype="float32")
+    for experts in ("auto", "dense"):
+        start: Any = partial(pack, folder, tmp_path / experts)
+        if ".experts." not in word:  # a pack has it as it is
+            start = partial(hotset.load, folder, memory="50%", device="cpu")
+        with pytest.raises(HotsetError, match=rf"model\.layers\.1\.{word}: .*an input is of group {group}") as caught:
+            start(dtype="float32", experts=experts)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gptq", "awq", "int4, Kimi-K2"])
+def test_packed_weights_of_which_the_config_says_nothing_are_named(name: str, plain: Path, tmp_path: Path) -> None:
+    folder = encode(plain, tmp_path / "encoded", name)
+    encoded_models.edit_config(folder, quantization_config=None)
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.\S+\.(qweight|weight_packed)") as caught:
+        hotset.load(folder, memory="50%", device="cpu")
+    assert "quantization_config" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

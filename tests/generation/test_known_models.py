@@ -10,7 +10,7 @@ import pytest
 
 from hotset import reference
 from hotset.errors import ModelError
-from hotset.generation.known_models import all_models, find, remember
+from hotset.generation.known_models import PRECISIONS, all_models, find, remember
 from hotset.generation.text_model import locate
 
 
@@ -50,6 +50,13 @@ def test_folders_for_scratch_are_not_remembered(home: Path, monkeypatch: pytest.
     (home / "m").mkdir()
     remember(str(home / "m"))
     assert find("m") is None
+
+
+def test_precisions_are_called_as_the_planner_calls_them() -> None:
+    from hotset.analysis.planner.model import MORE_SPECS, SPECS
+
+    known = (SPECS | MORE_SPECS).items()
+    assert {spec: name for name, spec in known if name != spec} == PRECISIONS
 
 
 def test_the_cache_of_the_hub_is_listed_and_a_short_name_is_enough(home: Path) -> None:

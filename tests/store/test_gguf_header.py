@@ -95,6 +95,11 @@ LIES = {
     "beyond the end": header(KEYS, [tensor("a", (32, 4), 2, 1 << 40)]) + DATA,
     "huge": header(KEYS, [tensor("a", (1 << 62, 1 << 62, 1 << 62), 0, 0)]) + DATA,
     "unaligned": header(KEYS, [tensor("a", (4,), 0, 8)]) + DATA,
+    "a type of fewer bytes": header(KEYS, [tensor("a", (64, 12), 0, 0), tensor("b", (7,), 0, 864)]) + DATA,
+    "a gap": header(KEYS, [tensor("a", (64,), 0, 0), tensor("b", (7,), 0, 288)]) + bytes(316),
+    "a gap at the start": header(KEYS, [tensor("a", (7,), 0, 32)]) + bytes(60),
+    "bytes after the last": header(KEYS, TENSORS) + DATA + bytes(37),
+    "bytes and no tensor": header(KEYS, []) + bytes(1),
     "over each other": header(KEYS, [tensor("a", (64,), 0, 0), tensor("b", (64,), 0, 32)]) + DATA,
 }
 
@@ -111,6 +116,34 @@ def test_what_cannot_be_is_refused(name: str, tmp_path: Path) -> None:
         tracemalloc.stop()
     assert str(file) in str(caught.value)
     assert str(caught.value).isprintable()
+
+
+def test_a_lie_about_a_type_or_a_shape_is_named(tmp_path: Path) -> None:
+    """Whatever takes fewer bytes than the 864 that were written, in any order of the header; and the last tensor."""
+    data = bytes(864 + 28)
+    for kind, shape in ((2, (64, 4, 3)), (8, (64, 4, 3)), (1, (3, 6, 6)), (8, (32, 4, 3))):
+        entries = [tensor("norm.weight", (7,), 0, 864), tensor("experts", shape, kind, 0)]
+        for tensors in (entries, entries[::-1]):
+            with pytest.raises(StoreError, match=r"between 'experts' of .* and 'norm\.weight' belong to no tensor"):
+                read_header(written(tmp_path / "a.gguf", header(KEYS, tensors) + data))
+    entries = [tensor("norm.weight", (7,), 1, 448), TENSORS[0]]
+    file = written(tmp_path / "a.gguf", header(KEYS, entries) + bytes(448 + 64))
+    with pytest.raises(StoreError, match=r"between 'norm\.weight' of F16 and the end of the file"):
+        read_header(file)
+
+
+@pytest.mark.parametrize("alignment", [32, 64, 4096])
+def test_padding_is_no_gap(alignment: int, tmp_path: Path) -> None:
+    """Tensors in another order than the header's, padded as writers do, with and without padding at the end."""
+    keys = [*KEYS, key("general.alignment", 4, struct.pack("<I", alignment))]
+    step = -(-448 // alignment) * alignment
+    entries = [tensor("b", (7,), 0, step), tensor("a", (64, 4, 3), 2, 0)]
+    data = header(keys, entries)
+    data += bytes(-len(data) % alignment) + bytes(step)
+    for after in (28, alignment):
+        assert set(read_header(written(tmp_path / "a.gguf", data + bytes(after))).tensors) == {"a", "b"}
+    with pytest.raises(StoreError, match="belong to no tensor"):
+        read_header(written(tmp_path / "a.gguf", data + bytes(alignment + 1)))
 
 
 def test_every_truncation(sound: Path, tmp_path: Path) -> None:
@@ -151,7 +184,7 @@ def test_shards(tmp_path: Path) -> None:
     assert names == [f"a-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     counted = [*KEYS, key("split.tensors.count", 5, struct.pack("<i", 4))]
     bare = header([], [tensor("norm.weight", (7,), 0, 0)]) + bytes(28)
-    for name, data in zip(names, (header(counted, TENSORS[:1]) + DATA, bare), strict=False):
+    for name, data in zip(names, (header(counted, TENSORS[:1]) + bytes(448), bare), strict=False):
         written(tmp_path / name, data)
     with pytest.raises(StoreError, match="give the first"):
         read_gguf(tmp_path / names[1])

@@ -102,7 +102,7 @@ def _request(
 def _pack(model: str, out: Path, options: RunOptions, asked: dict[str, Any], as_json: bool) -> None:
     from hotset.cli.loading import quiet_libraries
     from hotset.generation.errors import LOADING, translate_errors
-    from hotset.generation.known_models import remember
+    from hotset.generation.known_models import is_temporary, remember
     from hotset.generation.text_model import locate
     from hotset.shape import format_size
 
@@ -127,6 +127,8 @@ def _pack(model: str, out: Path, options: RunOptions, asked: dict[str, Any], as_
     size = format_size(report.size_bytes)
     if warning is not None:
         note(warning)
+    if is_temporary(str(report.folder)):
+        note(f"{out} is in a folder for temporary files: hotset models does not list it, name it by its path")
     lines = [f"{out}: {told}, {report.experts:,} experts{kept}, {size} in {report.seconds:.1f} s"]
     emit(document, as_json, *lines, *(() if quality is None else (f"quality: {quality_line(quality)}",)))
 

@@ -20,6 +20,11 @@ MAX_KNOWN = 1000
 REFERENCE = "reference"
 _MAX_BYTES = 1 << 20
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".hotset")
+PRECISIONS = {
+    "dense": "bfloat16", "dense:dtype=float16": "float16", "dense:dtype=float32": "float32",
+    "integer:bits=8": "int8", "integer:short=on": "int4",
+}  # fmt: skip
+"""What people call the weight formats of packs; all others by their own names."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,15 @@ class KnownModel:
     mixture_of_experts: bool | None  # None: its files do not say at once
 
 
+def is_temporary(place: str) -> bool:
+    """Whether a model is where things are deleted, so that it may not be there the next time."""
+    return Path(place).absolute().is_relative_to(tempfile.gettempdir())
+
+
 def remember(place: str) -> None:
-    """Keep the place of a model under its name; what cannot be written is not kept."""
+    """Keep the place of a model under its name, but of a temporary one; what cannot be written is not kept."""
     path = Path(place).absolute()
-    if path.is_relative_to(tempfile.gettempdir()):  # it will not be there the next time
+    if is_temporary(place):
         return
     known = {name: each for name, each in _read().items() if Path(each).exists()}
     if not path.exists() or known.get(name_of(place)) == str(path):
@@ -117,7 +127,7 @@ def _precision(config: dict[str, Any], path: Path) -> str:
         with suppress(HotsetError):
             plan = open_index(path).plan
             formats = sorted({matrix.format for layer in plan.layers for matrix in layer.layout.matrices})
-            return ", ".join(formats) or plan.meta.get("dtype", "unknown")
+            return ", ".join(PRECISIONS.get(each, each) for each in formats) or plan.meta.get("dtype", "unknown")
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
     quantised = config.get("quantization_config")
     if isinstance(quantised, dict) and quantised.get("quant_method"):

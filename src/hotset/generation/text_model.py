@@ -48,11 +48,13 @@ class TextModel:
 
         from hotset.models.learning import read_profile
         from hotset.models.load import load_model
+        from hotset.models.plausible import refuse_absurd_config
 
         profile = read_profile(options)
         place = locate(options.model)
         with translate_errors(place, "load the config", "check config.json, or download it again"):
             if not is_gguf(place):
+                refuse_absurd_config(place)
                 AutoConfig.from_pretrained(place, trust_remote_code=options.trust_remote_code)
         check()
         tokenizer = load_tokenizer(place, options.trust_remote_code)

@@ -17,7 +17,7 @@ import torch
 from hotset.errors import ModelError, StoreError
 from hotset.formats import element_type
 from hotset.models.checkpoint import StoredKey
-from hotset.models.encoded import EncodedTensor, encoding, refuse_codes
+from hotset.models.encoded import EncodedTensor, encoding, naming, refuse_codes
 from hotset.models.pieces import tensor_of
 from hotset.store.header import StoredTensor
 
@@ -54,11 +54,12 @@ def read_tensor(tensor: StoredTensor) -> torch.Tensor:
     shape, chosen = tensor.shape, tensor.format
     out = torch.empty(shape, dtype=element_type(chosen.dtype))
     parts = [_read(part) for part in tensor.parts]
-    if len(shape) == 2:
-        chosen.decode(parts, out)
-    else:
-        for number in range(shape[0]):
-            chosen.decode([part[number] for part in parts], out[number])
+    with naming(tensor):
+        if len(shape) == 2:
+            chosen.decode(parts, out)
+        else:
+            for number in range(shape[0]):
+                chosen.decode([part[number] for part in parts], out[number])
     return out
 
 

@@ -18,7 +18,7 @@ from hotset.models.checkpoint import (
     stored_keys,
     stored_tensors,
 )
-from hotset.models.complete import refuse_incomplete, refuse_misfits
+from hotset.models.complete import refuse_incomplete, refuse_misfits, refuse_more_layers, refuse_unsaid_packing
 from hotset.models.decoded_state import decoded_state, needs_decoding
 from hotset.models.encoded import EncodedTensor
 from hotset.models.find_layers import find_moe_layers
@@ -28,6 +28,7 @@ from hotset.models.moments import Moments
 from hotset.models.packed import open_fitting, refuse_expansion
 from hotset.models.patches import Undo, ignore_keys, weights_loaded_by
 from hotset.models.placeholders import Placeholder, install_placeholders
+from hotset.models.plausible import refuse_no_numbers
 from hotset.options.run import AUTO, DENSE
 from hotset.store import Catalog
 from hotset.store.header import StoredTensor
@@ -69,6 +70,9 @@ class DeferredExperts:
         folder = self.files[0].parent
         stored = stored_tensors(model, files) if self.gguf is None else self.gguf.stored(dtype_of(model))
         keys = stored_keys(model, stored, mapping if self.gguf is None else self.gguf.rules(model))
+        if self.gguf is None:
+            refuse_no_numbers(f"the config of {model.name_or_path or folder}", model.config.to_dict())
+            refuse_unsaid_packing(model, stored)
         if self.gguf is not None or needs_decoding(model, stored, keys, wanted):
             self.stored, self.keys = stored, keys
         self.unused = {name for t in stored.values() if isinstance(t, EncodedTensor) for name in t.beside}
@@ -82,6 +86,7 @@ class DeferredExperts:
             catalog = CatalogBuilder(model, sources, self.device_kind, self.experts, self.importance).build(moe_layers)
             listed = [tensors for source in sources.values() for tensors in source.tensors.values()]
             self.expert_keys = {tensor.name for tensors in listed for tensor in tensors}
+        refuse_more_layers(model, moe_layers, keys)
         self.moe_layers, self.catalog = moe_layers, catalog
         self.kept = self.keep(model, moe_layers, catalog)
         if not self.kept:

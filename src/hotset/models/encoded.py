@@ -6,7 +6,8 @@ So the library's mapping from stored names to parameters serves them too: it see
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,6 +110,18 @@ def _as_part(tensor: StoredTensor, wanted: FormatPart, experts: tuple[int, ...],
             f"{wanted.dtype} {list(shape)}: {REMEDY}"
         )
     return replace(tensor, dtype=wanted.dtype, shape=shape)
+
+
+@contextmanager
+def naming(tensor: EncodedTensor) -> Iterator[None]:
+    """Have what its format cannot decode say which tensor it is: of the parts, the groups of inputs alone can be none.
+
+    They are the last part, and any codes and scales are numbers.
+    """
+    try:
+        yield
+    except FormatError as error:
+        raise ModelError(f"{tensor.parts[-1].name}: {error}") from error
 
 
 def rows_of(tensor: StoredTensor, first: int, last: int) -> StoredTensor:

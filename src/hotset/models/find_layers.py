@@ -10,6 +10,7 @@ from hotset.models.adapters import adapter_for
 from hotset.models.adapters._unsupported import refuse_unsupported
 from hotset.models.expert_lists import is_expert_list
 from hotset.models.layers import MoeLayer
+from hotset.models.plausible import refuse_top_k
 
 
 def find_moe_layers(model: torch.nn.Module) -> list[MoeLayer]:
@@ -30,4 +31,7 @@ def find_moe_layers(model: torch.nn.Module) -> list[MoeLayer]:
             f"{type(model).__name__} has no experts that hotset knows: it is a dense model, or a family that is not "
             "supported; plain transformers runs it"
         )
+    for moe_layer in moe_layers:
+        if not 0 < moe_layer.top_k <= moe_layer.experts:
+            refuse_top_k(getattr(model, "config", None), moe_layer.top_k, moe_layer.experts, moe_layer.router.top_k)
     return moe_layers

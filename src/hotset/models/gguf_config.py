@@ -15,7 +15,7 @@ import numpy as np
 
 from hotset.errors import HotsetError, ModelError
 from hotset.models.patches import gguf_read_by
-from hotset.models.plausible import refuse_sizes
+from hotset.models.plausible import refuse_no_numbers, refuse_sizes
 from hotset.store.gguf import PLAIN, GgufHeader, read_list
 from hotset.text import one_line
 
@@ -70,6 +70,8 @@ def read_config(header: GgufHeader) -> Any:
 
     first = header.files[0]
     _refuse_layers(header)
+    _refuse_top_k(header)
+    refuse_no_numbers(str(first), {key: v for key, v in header.keys.items() if not key.startswith("tokenizer.")})
     try:
         with gguf_read_by(lambda _: Fields(header, lists=False)):
             config = AutoConfig.from_pretrained(str(first.parent), gguf_file=first.name)
@@ -100,6 +102,16 @@ def _refuse_layers(header: GgufHeader) -> None:
         raise ModelError(
             f"{header.files[0]} says that its model has {layers!r:.40} layers, and it has {len(header.tensors):,} "
             "tensors: download it again"
+        )
+
+
+def _refuse_top_k(header: GgufHeader) -> None:
+    """Refuse a number of experts per token that the model does not have, by the name of the key."""
+    used, experts = (header.keys.get(f"{header.architecture}.expert_{word}") for word in ("used_count", "count"))
+    if type(used) is int and type(experts) is int and not 0 < used <= experts:
+        raise ModelError(
+            f"{header.files[0]} says {header.architecture}.expert_used_count = {used:,}, and a layer has {experts:,} "
+            f"experts: it must be 1 to {experts:,}; download it again"
         )
 
 

@@ -31,6 +31,10 @@ class LayerPart:
     row_ranges: Callable[[int], tuple[RowRange, ...]]
 
 
+TOP_K = "top_k"
+"""What some call the number of experts of one token, and others that of the tokens to sample from."""
+
+
 @dataclass(frozen=True, slots=True)
 class RouterTraits:
     """What a family calls the parts of its routers; the default is what most call them."""
@@ -40,17 +44,20 @@ class RouterTraits:
     """Tensors added to the scores that decide; they are not part of the weight of an expert."""
     experts_norm: str | None = None  # beside the experts: the norm of their input, where the router has one of its own
     top_k: tuple[str, ...] = (
-        "num_experts_per_tok", "top_k", "moe_topk", "moe_top_k", "num_experts_per_token", "top_k_experts",
+        "num_experts_per_tok", TOP_K, "moe_topk", "moe_top_k", "num_experts_per_token", "top_k_experts",
         "num_selected_experts", "moe_k", "num_selects", "router_topk", "num_activated_experts",
     )  # fmt: skip
     """The number of experts of one token, in a config or a router."""
 
     def top_k_of(self, holders: Iterable[Any], experts: int) -> int:
-        """The experts that one token uses, as the first of these objects that knows it says; 1 if none does."""
+        """The experts that one token uses, as the first of these objects that knows it says; 1 if none does.
+
+        It may be more than there are, or none, which is refused later; a plain `top_k` beyond them is about sampling.
+        """
         for holder in holders:
             for key in self.top_k:
                 value = getattr(holder, key, None)
-                if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= experts:
+                if isinstance(value, int) and not isinstance(value, bool) and (key != TOP_K or 0 < value <= experts):
                     return value
         return 1
 

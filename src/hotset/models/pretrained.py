@@ -12,7 +12,7 @@ from hotset.models.gguf_checkpoint import GgufCheckpoint
 from hotset.models.layers import MoeLayer
 from hotset.models.own_code import refusing_own_code
 from hotset.models.packed import check_if_packed
-from hotset.models.plausible import refuse_absurd_sizes
+from hotset.models.plausible import refuse_absurd_config
 from hotset.models.quantised import own_reading
 from hotset.store import Catalog
 
@@ -27,7 +27,7 @@ def read_model(place: str, deferred: DeferredExperts, keywords: dict[str, Any], 
         own = {"config": gguf.config, "state_dict": {}}  # the weights come from `deferred`
         with load_without_experts(deferred):
             return _class_of(chosen, gguf.config).from_pretrained(None, **(keywords | own))
-    refuse_absurd_sizes(place)
+    refuse_absurd_config(place)
     with refusing_own_code(place):
         extra = own_reading(place, keywords)
         checked = check_if_packed(Path(place))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotset.errors import ModelError
+from hotset.errors import FormatError, ModelError
 from hotset.formats import Weight, WeightFormat
-from hotset.models.encoded import EncodedTensor
+from hotset.models.encoded import EncodedTensor, naming
 from hotset.models.pieces import REMEDY, Piece, Trials, as_cast, tensor_of
 from hotset.store import Part
 from hotset.store.catalog import Bytes
@@ -116,13 +116,15 @@ class EncodedTarget(Target):
         """Have the format take in all matrices."""
         taken, views = taken_parts(pieces, self.trials, raw), _views(self.weight.parts, slot)
         order = row_order(pieces, self.trials)
-        if order is None:
-            self.weight.format.fill(taken, views)
-            return
-        stacked = [torch.empty_like(view) for view in views]
-        self.weight.format.fill(taken, stacked)
+        stacked = views if order is None else [torch.empty_like(view) for view in views]
+        try:
+            self.weight.format.fill(taken, stacked)
+        except FormatError:
+            _decode_each(taken, stacked_tensors(pieces, self.trials))  # for the name of the one that is damaged
+            raise
         for view, part in zip(views, stacked, strict=True):
-            torch.index_select(part, 0, order, out=view)
+            if order is not None:
+                torch.index_select(part, 0, order, out=view)
 
 
 class ExpandedTarget(Target):
@@ -138,9 +140,11 @@ class ExpandedTarget(Target):
         order = row_order(pieces, self.trials)
         stacked = rows if order is None else torch.empty_like(rows)
         first = 0
-        for stored, parts in taken_parts(pieces, self.trials, raw):
+        tensors = stacked_tensors(pieces, self.trials)
+        for tensor, (stored, parts) in zip(tensors, taken_parts(pieces, self.trials, raw), strict=True):
             last = first + stored.shape(parts)[0]
-            stored.decode(parts, stacked[first:last])
+            with naming(tensor):
+                stored.decode(parts, stacked[first:last])
             first = last
         if order is not None:
             rows.copy_(stacked[order])
@@ -175,6 +179,13 @@ def taken_parts(
     """The encoded matrices of an expert, each with its format and parts, in the order in which they are stacked."""
     taken = {id(one): _parts(one, raw) for piece in pieces for one in piece.flat()}
     return [taken[id(tensor)] for tensor in stacked_tensors(pieces, trials)]
+
+
+def _decode_each(taken: Sequence[tuple[WeightFormat, list[torch.Tensor]]], tensors: Sequence[EncodedTensor]) -> None:
+    """Decode matrices one by one; the first that cannot be is named."""
+    for tensor, (stored, parts) in zip(tensors, taken, strict=True):
+        with naming(tensor):
+            stored.decode(parts, torch.empty(stored.shape(parts)))
 
 
 def _parts(tensor: Any, raw: RawBytes) -> tuple[WeightFormat, list[torch.Tensor]]:

@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from hotset.errors import StoreError
 from hotset.reading import open_regular
+from hotset.store.layout import round_up
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -280,26 +281,45 @@ class _Reader:
         return name, shape, kind, offset
 
     def placed(self, entries: Sequence[tuple[str, tuple[int, ...], BlockType, int]], keys: Any) -> dict[str, Any]:
-        """The tensors where they lie: within the file, and none over another."""
+        """The tensors where they lie: within the file, one after another."""
         alignment = keys.get(ALIGNMENT, 32)
         sound = type(alignment) is int and 8 <= alignment <= 1 << 20 and alignment % 8 == 0
         self.check(sound, f"its {ALIGNMENT} is {alignment!r:.40}")
-        start = -(-self.at // alignment) * alignment
+        start = round_up(self.at, alignment)
         found: dict[str, BlockTensor] = {}
         for name, shape, kind, offset in entries:
             self.check(name not in found, f"it has {name!r:.80} twice")
             self.check(offset % alignment == 0, f"{name!r:.80} begins at {offset:,}, which is not aligned")
             size = math.prod(shape) // kind.weights * kind.size_bytes
             found[name] = BlockTensor(self.path, name, kind, shape, start + offset, size)
-        end = 0
-        for tensor in sorted(found.values(), key=lambda each: each.offset):
-            self.check(tensor.offset >= end, f"{tensor.name!r:.80} lies over another tensor")
-            end = tensor.offset + tensor.size_bytes
-        if end > self.size:
+        self.check_gaps(sorted(found.values(), key=lambda each: each.offset), start, alignment)
+        return found
+
+    def check_gaps(self, tensors: Sequence[BlockTensor], start: int, alignment: int) -> None:
+        """Refuse tensors over each other, and bytes that belong to none but fill up to the alignment.
+
+        A type or a shape that is not the one written takes other bytes than those that are there: nothing else shows
+        it. llama.cpp refuses such offsets as well; that it wants them in the order of the header is no matter here.
+        """
+        end, last = start, ""
+        for tensor in tensors:
+            wanted = round_up(end, alignment)
+            self.check(tensor.offset >= wanted, f"{tensor.name!r:.80} lies over another tensor")
+            self.check(tensor.offset == wanted, _unexplained(last, tensor.offset - wanted, f"{tensor.name!r:.80}"))
+            end, last = tensor.offset + tensor.size_bytes, f"{tensor.name!r:.80} of {tensor.type.name}"
+        if end > self.size and tensors:
             raise StoreError(
                 f"{self.path} is truncated: it has {self.size:,} of {end:,} bytes; copy or download the file again"
             )
-        return found
+        spare = self.size - round_up(end, alignment)
+        self.check(spare <= 0, _unexplained(last, spare, "the end of the file"))
+
+
+def _unexplained(last: str, count: int, before: str) -> str:
+    """What is said of bytes that no tensor takes."""
+    where = f"between {last} and {before}" if last else f"before {before}"
+    lies = ", so that its header lies of a type or a shape" if last else ""
+    return f"{count:,} bytes {where} belong to no tensor{lies}"
 
 
 def _damaged(path: Path, why: str) -> str:
