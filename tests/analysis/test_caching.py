@@ -91,14 +91,44 @@ def test_hit_rates_are_the_simulators() -> None:
     assert all(row.hit_rate <= best[row.budget, row.phase] + 1e-12 for row in found.rows)
 
 
+def ran_with(trace: Trace, policy: str, slots: int, staging: int = 0) -> Trace:
+    """The trace as a recording of a run with this cache."""
+    return without(trace, meta={**trace.meta, **Run(policy, "layer", slots, staging, 0).to_meta()})
+
+
+@pytest.mark.parametrize("staging", [1, 2, 4])
+def test_all_rows_are_what_was_kept(staging: int) -> None:
+    """Rows of staging limit what a live policy swaps, and not the optimum; neither side knows better than the other."""
+    trace = ran_with(drawn(3, requests=12, experts=24, top_k=6), "nextuse", 20, staging)
+    found = measure_caching(trace, CacheQuestion())
+    kept = {(each.policy, each.budget): each.as_dict()["recall"] for each in found.kept}
+    rows = {(row.policy, row.budget): row.hit_rate for row in found.rows if row.phase == "decode"}
+    assert kept == pytest.approx(rows)
+    assert {policy for policy, _ in rows} == {"lru", "lfu", "blend", "nextuse", "belady"}
+    free = measure_caching(ran_with(trace, "nextuse", 20, 0), CacheQuestion(policies=["lru"]))
+    for each in free.kept:
+        if each.policy == "belady":
+            assert each.as_dict()["recall"] == kept["belady", each.budget]
+
+
 def test_what_a_run_was_recorded_with_is_replayed_too() -> None:
     trace = drawn(0)
-    run = Run(policy="lru", scope="layer", slots=18, staging=0, prefetch_rows=0)
-    recorded = without(trace, meta={**trace.meta, **run.to_meta()})
-    assert CacheQuestion().sweep(recorded).budgets == ("25%", "18 slots")
-    same = without(trace, meta={**trace.meta, **Run("lru", "layer", 9, 0, 0).to_meta()})
-    assert CacheQuestion().sweep(same).budgets == ("25%",)
-    assert CacheQuestion(budgets=["40%"]).sweep(recorded).budgets == ("40%",)
+    recorded = ran_with(trace, "lfru", 18)
+    sweep = CacheQuestion().sweep(recorded)
+    assert (sweep.policies, sweep.budgets) == (("lru", "lfu", "blend", "nextuse", "lfru"), ("25%", "18 slots"))
+    assert CacheQuestion().sweep(ran_with(trace, "lru", 9)).budgets == ("25%",)
+    mine = CacheQuestion(policies=["lru"], budgets=["40%"]).sweep(recorded)
+    assert (mine.policies, mine.budgets) == (("lru",), ("40%",))
+    for policy, slots in (("./gone.py", 18), ("lru", 36)):  # what is not here, and a cache that held everything
+        assert CacheQuestion().sweep(ran_with(trace, policy, slots)) == CacheQuestion().sweep(trace)
+
+
+def test_the_cache_of_the_run_is_named_where_it_was_replayed() -> None:
+    recorded = ran_with(drawn(0), "lfru", 18)
+    assert measure_caching(recorded, CacheQuestion()).recorded == ("lfru", "18 slots", 18)
+    assert measure_caching(recorded, CacheQuestion(policies=["lfru"], budgets=["50%"])).recorded == ("lfru", "50%", 18)
+    assert measure_caching(recorded, CacheQuestion(budgets=["40%"])).recorded is None
+    assert measure_caching(drawn(0), LRU).recorded is None
 
 
 def test_prompts_alone_have_no_decode_figures() -> None:

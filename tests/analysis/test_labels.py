@@ -16,6 +16,7 @@ from hotset.analysis.labels import (
     keys_to_study,
     lift_of,
     study_label,
+    study_labels,
 )
 from hotset.shape import ModelShape
 from hotset.trace import Phase, Trace
@@ -168,3 +169,20 @@ def test_which_labels_are_studied() -> None:
     several = tuple({"trace": str(i // 3), **label} for i, label in enumerate(trace.labels))
     assert keys_to_study(without(trace, labels=several)) == ["topic", "trace"]
     assert keys_to_study(without(trace, labels=())) == []
+
+
+def test_the_label_that_tells_most_comes_first() -> None:
+    """Not the one with most values: what it tells is less than labels dealt at random would."""
+    kinds = list("abcd") * 6
+    trace = one_layer(kinds, 1, own=True)
+    labels = tuple({"kind": kind, "session": str(i // 2), "trace": str(i // 12)} for i, kind in enumerate(kinds))
+    trace = without(trace, labels=labels)
+    keys = keys_to_study(trace)
+    assert keys == ["session", "kind", "trace"]
+    kind, *others = study_labels(trace, keys)
+    assert kind.key == "kind"
+    assert kind.above_chance_by > max(other.above_chance_by for other in others)
+    assert [study.key for study in study_labels(trace, keys, most=1)] == ["kind"]
+    alone = study_label(without(trace, labels=tuple({"number": str(i)} for i in range(24))), "number")
+    assert alone is not None
+    assert alone.above_chance_by == -math.inf  # a value for each request: nothing to deal

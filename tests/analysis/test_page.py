@@ -27,6 +27,7 @@ from hotset.analysis.write import data_folder, write_report
 from hotset.errors import HotsetError
 from hotset.shape import ExpertKey
 from hotset.trace import Phase, Trace
+from hotset.trace.run import Run
 from hotset.trace.synth import SynthConfig, synthesise
 
 QUICK = Question(caching=CacheQuestion(policies=["lru"], budgets=["50%"]))
@@ -119,6 +120,18 @@ def test_a_cell_for_every_expert(full: Analysis) -> None:
     titles = re.findall(r"<title>layer (\d+), expert (\d+): ([\d,]+) uses", figure.svg)
     found = {(int(layer), int(expert)): int(uses.replace(",", "")) for layer, expert, uses in titles}
     assert found == {place: int(uses) for place, uses in np.ndenumerate(full.usage.uses)}
+
+
+def test_the_residency_of_the_run_is_drawn_first() -> None:
+    trace = drawn(0)
+    run = Run(policy="lfru", scope="layer", slots=18, staging=0, prefetch_rows=0)
+    analysis = analyse("run", without(trace, meta={**trace.meta, **run.to_meta()}))
+    page, figures = to_page(analysis)
+    residency = [figure.name for figure in figures if figure.name.startswith("residency-")]
+    assert residency == ["residency-lfru", "residency-lru", "residency-lfu", "residency-blend"]
+    assert "with lfru in 18 slots, as when the trace was recorded: blue" in page
+    assert page.count(" in 18 slots") == 4 + (" recorded with lfru in 18 slots" in page)
+    assert to_document(analysis)["cache"]["recorded"] == {"policy": "lfru", "budget": "18 slots", "slots": 18}
 
 
 def test_the_residency_is_drawn_cell_by_cell(full: Analysis) -> None:

@@ -14,10 +14,13 @@ from plan_samples import HITS, MODEL, PRECISION, RATES, SIZE, planner
 from hotset.analysis.planner.hits import BOUND, HitCurve, replay_hits, shortened, sizes_of
 from hotset.analysis.planner.intervals import MODEL_SPREAD, interval, share_of
 from hotset.analysis.planner.rates import Engine
-from hotset.analysis.planner.tiers import Memory, bytes_for, least_bytes, least_ram_bytes
+from hotset.analysis.planner.tiers import Memory, bytes_for, least_bytes, least_ram_bytes, staging_rows
 from hotset.analysis.planner.times import TokenTimes
+from hotset.cache import Controller, SlotPlan
 from hotset.errors import BudgetError, HotsetError
+from hotset.policies import parse
 from hotset.shape import ModelShape
+from hotset.sim import Sweep, simulate
 from hotset.trace import Phase, Trace
 from hotset.trace.synth import SynthConfig, synthesise
 
@@ -131,6 +134,28 @@ def test_curves_never_fall_and_survive_being_kept() -> None:
     assert hits.best(20) in ("blend", "lru")
     with pytest.raises(HotsetError, match="damaged"):
         HitCurve.from_dict(kept.as_dict() | {"slots": [1, 2]})
+
+
+def test_the_bound_is_the_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row of staging limits what the optimum admits, nor do prompts."""
+    trace = synthesise(SynthConfig(layers=3, experts=16, top_k=4, requests=8, prompt_tokens=4, new_tokens=12))
+    monkeypatch.setattr("hotset.analysis.planner.hits._counted", lambda events: events.phase == Phase.DECODE)
+    bound = replay_hits(trace, ("lru",)).curves[BOUND]
+    budgets = [f"{slots} slots" for slots in bound.slots]
+    rows = simulate({"": trace}, Sweep(policies=["lru"], budgets=budgets, fit=0.0)).rows
+    found = [row.hit_rate for row in rows if row.policy == BOUND and row.phase == "decode"]
+    asked = bound.per_token()[0].sum() * trace.shape.top_k
+    assert (1 - bound.misses_per_token() / asked)[:-1] == pytest.approx(found[:-1])
+
+
+def test_a_late_policy_has_the_swaps_of_a_live_run() -> None:
+    trace = synthesise(SynthConfig(layers=2, experts=16, top_k=4, requests=8, prompt_tokens=4, new_tokens=40))
+    curve, events, slots = replay_hits(trace, ("nextuse",)).curves["nextuse"], trace.events(), 8
+    counted = (events.phase == Phase.DECODE) & (events.request >= 2)
+    plans = [SlotPlan(trace.shape, slots, staging=rows) for rows in (staging_rows(trace.shape, Engine.CPU), 1)]
+    by_staging = [int(Controller(plan, parse("nextuse")).replay(events).misses[counted].sum()) for plan in plans]
+    live = int(curve.events[curve.slots.tolist().index(slots)].sum(axis=0) @ np.arange(5))
+    assert live == by_staging[0] != by_staging[1]
 
 
 def test_long_traces_are_shortened_by_requests(monkeypatch: pytest.MonkeyPatch) -> None:

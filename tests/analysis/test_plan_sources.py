@@ -19,10 +19,12 @@ from hotset.analysis.planner.rates import Engine, ExpertPoint, gpu_rates
 from hotset.analysis.planner.shapes import PRESETS, parse_shape
 from hotset.analysis.planner.tiers import Memory
 from hotset.analysis.planner.workload import generic, like, profiled, recorded
+from hotset.cli.plan_sources import replayed
 from hotset.errors import HotsetError
 from hotset.profile import Fingerprint, Profile
 from hotset.shape import ModelShape
 from hotset.trace import Phase
+from hotset.trace.synth import SynthConfig, synthesise
 
 CPU = CpuFigures(
     memory_bytes_per_s=2e10, layer_s=1e-3, event_s=1e-4, partial_s=0.0, miss_s=2e-4, read_s=1e-4, disk_bytes_per_s=2e9,
@@ -208,13 +210,23 @@ def test_machines_elsewhere_and_their_memory() -> None:
         (Told(link="25GB/s"), "--link is between RAM and a GPU"),
         (Told(gpu="0", link="25GB/s"), "--link is between RAM and a GPU"),
         (Told(disk="0GB/s"), "--disk must be above 0"),
-        (Told(disk="fast"), "cannot read the link speed"),
+        (Told(disk="fast"), "--disk: cannot read the speed"),
+        (Told(memory_bandwidth="-1"), '--memory-bandwidth: cannot read the speed "-1"'),
         (Told(ram="0"), "--ram must be above 0"),
     ],
 )
 def test_what_does_not_go_together(told: Told, match: str) -> None:
     with pytest.raises(HotsetError, match=match):
         told.check()
+
+
+def test_nextuse_is_compared_where_a_cpu_computes_and_routing_is_recorded() -> None:
+    trace = synthesise(SynthConfig(layers=2, experts=8, top_k=2, requests=8, prompt_tokens=0, new_tokens=8))
+    cpu, gpu = Memory(1 << 30), Memory(1 << 30, 1 << 30)
+    assert set(replayed(recorded(trace, trace.shape, "t"), cpu).curves) == {"blend", "lru", "nextuse", "belady"}
+    assert set(replayed(recorded(trace, trace.shape, "t"), gpu).curves) == {"blend", "lru", "belady"}
+    assert set(replayed(generic(trace.shape), cpu).curves) == {"blend", "lru", "belady"}  # drawn: nothing to learn
+    assert set(replayed(generic(trace.shape)).curves) == {"blend", "lru", "belady"}
 
 
 def test_targets_are_rates() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +56,7 @@ def test_json_is_one_document(bare: Path) -> None:
     assert done.err == ""
     document = json.loads(done.out)
     assert document["summary"]["tokens"] == Trace.load(bare).tokens
-    assert {row["policy"] for row in document["cache"]["rows"]} == {"lru", "lfu", "blend", "belady"}
+    assert {row["policy"] for row in document["cache"]["rows"]} == {"lru", "lfu", "blend", "nextuse", "belady"}
     assert list(document["labels"]) == ["topic"]
     assert document["driving_tokens"] is None
     assert document["files"] == []
@@ -101,13 +103,20 @@ def test_a_model_with_prompts(tmp_path: Path) -> None:
     frequency = np.array(document["saliency"]["measures"]["frequency"])
     assert np.array_equal(np.rint(frequency * trace.tokens), uses)  # counted in the same run, apart from the trace
     assert {"reap", "msan", "largest"} <= document["saliency"]["measures"].keys()
-    assert "Saliency" in (tmp_path / "model.html").read_text(encoding="utf-8")
+    margins = [row["p50"] for row in document["choice_margin"]]
+    assert all(0 < margin < 10 for margin in margins)
+    page = (tmp_path / "model.html").read_text(encoding="utf-8")
+    assert "Saliency" in page
+    assert "The margin of the choice itself was recorded as the model ran." in page
+    assert "choice_margin_p50" in (tmp_path / "model/layers.csv").read_text(encoding="utf-8").splitlines()[0]
 
 
 def test_saliency_is_left_out_where_it_is_not_wanted_or_would_count_padding() -> None:
     words = ("--prompts", "reference:it", "--limit", "2", "--max-new-tokens", "2", "--memory", "25%", *ONE, "--json")
-    for more in (("--no-saliency",), ("--batch", "2")):
-        assert json.loads(call("analyze", *words, *more).out)["saliency"] is None
+    for more, told in ((("--no-saliency",), False), (("--batch", "2"), True)):
+        done = call("analyze", *words, *more)
+        assert json.loads(done.out)["saliency"] is None
+        assert ("recorded one prompt at a time: leave --batch out" in done.err) == told
 
 
 def _cells(trace: Trace) -> list[int]:
@@ -118,6 +127,33 @@ def _cells(trace: Trace) -> list[int]:
         for expert in chosen
         if expert >= 0
     ]
+
+
+def _texts(target: Path, *more: object) -> tuple[list[str], str]:
+    done = call("analyze", target, *ONE, "--json", *more)
+    found = json.loads(done.out)["driving_tokens"]["strongest"]
+    return [driver["text"] for expert in found for driver in expert["drivers"] if driver["text"]], done.err
+
+
+def test_a_recorded_trace_has_the_text_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = reference.trace("it")
+    meta = {"model": "reference", "architecture": "Qwen3MoeForCausalLM", "source": "hotset"}
+    replace(trace, meta=meta).save(own := tmp_path / "own.safetensors")
+    texts, errors = _texts(own)
+    assert " di" in texts
+    assert "tokenizer" not in errors
+    replace(trace, meta=meta | {"model": "mine"}).save(mine := tmp_path / "mine.safetensors")
+    assert _texts(mine)[0] == []
+    shutil.copytree(reference.path(), tmp_path / "mine")
+    told, errors = _texts(mine)
+    assert told == texts
+    assert "the text of tokens is by the tokenizer in mine; --tokenizer FOLDER names another" in errors
+    (tmp_path / "mine/tokenizer.json").write_text("{}")
+    told, errors = _texts(mine)
+    assert (told, "tokens have no text: " in errors) == ([], True)
+    replace(trace, meta=meta | {"model": "mine", "architecture": "Other"}).save(mine)
+    assert _texts(mine) == ([], "")
 
 
 def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +193,7 @@ def test_files_that_are_there_stay(bare: Path, tmp_path: Path) -> None:
         (("none.safetensors",), "no such trace"),
         (("org/name",), "is not a trace: to run it as a model, give it prompts with --prompts"),
         ((".",), "is not a trace: to run it as a model"),
+        (("reference",), "reference is not a trace: to run it as a model, give it prompts with --prompts FILE"),
         (("model.gguf",), "is not a trace"),
         (("reference:nothing",), 'no workload is called "nothing"'),
         (("reference:it", "--label", "user"), "no request has a label 'user': there are domain, session"),

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from hotset import reference  # noqa: E402
+from hotset.errors import HotsetError  # noqa: E402
 from hotset.models import windows  # noqa: E402
 from hotset.models.quality import Distances  # noqa: E402
 
@@ -56,6 +57,62 @@ def test_pruned_again_by_what_was_recorded(pruned: Path, tmp_path: Path) -> None
     assert call("prune", MODEL, "--keep", "75%", "--saliency", saved, "-o", tmp_path / "same").code == 0
     first, same = (json.loads((folder / "hotset_prune.json").read_text()) for folder in (pruned, tmp_path / "same"))
     assert first["kept"] == same["kept"]
+
+
+def test_saliency_that_no_run_would_record_is_refused(pruned: Path, german: Path, tmp_path: Path) -> None:
+    words = ("prune", MODEL, "--keep", "75%", "--text", german, "--tokens", "512", "-o", pruned, *SMALL)
+    assert "is there already" in call(*words).out
+    kept = tmp_path / "again.safetensors"
+    line = call(*words, "--save-saliency", kept).error
+    assert f"{pruned} is complete, so nothing runs that --save-saliency would keep: leave it out" in line
+    assert not kept.exists()
+
+
+def test_saliency_is_kept_once_all_is_written_so_that_the_command_can_be_given_again(
+    german: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotset.analysis.prune import PruneFolder
+
+    out, saved = tmp_path / "out", tmp_path / "saliency.safetensors"
+    words = ("prune", MODEL, "--keep", "75%", "--text", german, "--tokens", "512", "-o", out, *SMALL)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PruneFolder, "write", interrupted)
+        assert call(*words, "--save-saliency", saved).code == 130
+    assert not saved.exists()
+    assert call(*words, "--save-saliency", saved).code == 0
+    found = saved.read_bytes()
+    assert "pass --force to overwrite it" in call(*words[:-4], "-o", tmp_path / "b", "--save-saliency", saved).error
+    again = ("prune", MODEL, "--keep", "50%", "--text", german, "--tokens", "512", "-o", tmp_path / "c", *SMALL)
+    assert call(*again, "--save-saliency", saved, "--force").code == 0
+    assert saved.read_bytes() == found
+
+
+@pytest.mark.parametrize(("most", "expected"), [(100, [50, 50]), (300, [150, 150]), (700, [256, 256])])
+def test_no_more_tokens_are_judged_by_than_asked_for(tmp_path: Path, most: int, expected: list[int]) -> None:
+    from hotset.analysis.saliency_runs import TextFiles
+    from hotset.generation.text_model import load_tokenizer
+
+    files = tuple(text(name, tmp_path / f"{name}.txt") for name in ("de", "it"))
+    passes = TextFiles(files, most).passes(load_tokenizer(str(MODEL)))
+    assert [len(window.ids) for windows in passes for window in windows] == expected
+    with pytest.raises(HotsetError, match="--tokens 4 or more"):
+        TextFiles(files, 3).passes(load_tokenizer(str(MODEL)))
+
+
+def test_the_end_of_a_text_counts(tmp_path: Path) -> None:
+    from hotset.analysis.saliency_runs import TextFiles
+    from hotset.generation.text_model import load_tokenizer
+
+    tokenizer, file = load_tokenizer(str(MODEL)), tmp_path / "short.txt"
+    ids = tokenizer(text("de", tmp_path / "de.txt").read_text(), add_special_tokens=False)["input_ids"][:400]
+    file.write_text(tokenizer.decode(ids))
+    whole = len(tokenizer(file.read_text(), add_special_tokens=False)["input_ids"])
+    passes = TextFiles((file,)).passes(tokenizer)
+    assert [[len(window.ids) for window in windows] for windows in passes] == [[256], [whole - 256]]
 
 
 def test_pruned_by_prompts_and_answers(tmp_path: Path) -> None:
@@ -118,9 +175,14 @@ def test_wrong_words_are_one_line(pruned: Path, german: Path, tmp_path: Path) ->
     wrong = [
         (("prune", MODEL, *keep), "say what the experts are judged by"),
         (("prune", MODEL, "--keep", "5%", "-o", out, "--text", german), "this model needs 8"),
+        (("prune", MODEL, "--keep", "9" * 5000, "-o", out, "--text", german), "--keep takes a share of the experts"),
         (("prune", MODEL, *keep, "--by", "luck", "--text", german), "experts are judged by frequency"),
         (("prune", MODEL, *keep, "--profile", "chat"), "use --by frequency, or --text FILE"),
-        (("prune", MODEL, *keep, "--by", "frequency", "--profile", tmp_path / "none.safetensors"), "cannot read"),
+        (
+            ("prune", MODEL, *keep, "--by", "frequency", "--profile", "nope"),
+            "hotset profile list shows those",
+        ),
+        (("prune", MODEL, *keep, "--saliency", tmp_path / "none.safetensors"), "--save-saliency FILE keeps one"),
         (("prune", MODEL, *keep, "--saliency", german), "holds no saliency"),
         (("prune", MODEL, *keep, "--text", tmp_path / "none.txt"), "cannot read"),
         (("prune", MODEL, *keep, "--text", german, "--prompts", german), "not both"),

@@ -11,10 +11,11 @@ import numpy as np
 from hotset.analysis.caching import CacheQuestion, Caching, count_replays, measure_caching
 from hotset.analysis.coactivation import Coactivation, between_layers, within_layers
 from hotset.analysis.driving_tokens import DrivenExpert, find_drivers
-from hotset.analysis.labels import TRACE, LabelStudy, keys_to_study, study_label
+from hotset.analysis.labels import TRACE, LabelStudy, keys_to_study, study_label, study_labels
 from hotset.analysis.locality import Repeats, Reuse, measure_repeats, measure_reuse
 from hotset.analysis.lookahead import LookAhead, measure_lookahead
 from hotset.analysis.margins import Margins, measure_margins
+from hotset.analysis.tallies import Floats
 from hotset.analysis.token_text import Decode
 from hotset.analysis.usage import Usage, measure_usage
 from hotset.errors import HotsetError
@@ -36,6 +37,7 @@ class SaliencyGrids:
     measures: Mapping[str, np.ndarray[Any, np.dtype[np.float64]]]
     super_experts: Sequence[ExpertKey] = ()
     source: str = ""  # what it was recorded on
+    choice_margin: Floats | None = None  # [layers, quantiles]: the last score that was chosen minus the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,12 @@ class Analysis:
     saliency: SaliencyGrids | None = None
     text_of: Decode | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def choice_margin(self) -> Floats | None:
+        """By layer the margins of the routers' choices, where the model ran and some are known."""
+        found = None if self.saliency is None else self.saliency.choice_margin
+        return None if found is None or not np.isfinite(found).any() else found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +107,7 @@ def analyse(
 ) -> Analysis:
     """Measure everything that a trace can tell."""
     question = question or Question()
-    keys, notes = _keys(trace, question)
+    _check_labels(trace, question)
 
     def told(measure: Callable[[Trace], Any]) -> Any:
         found = measure(trace)
@@ -107,7 +115,7 @@ def analyse(
         return found
 
     caching = measure_caching(trace, question.caching, name, advance=advance)
-    studies = [found for key in keys if (found := study_label(trace, key)) is not None]
+    studies, notes = _studies(trace, question)
     advance()
     return Analysis(
         name=name,
@@ -128,20 +136,30 @@ def analyse(
     )
 
 
-def _keys(trace: Trace, question: Question) -> tuple[list[str], list[str]]:
-    """The labels to tell requests apart by; one that was named and tells nothing is an error."""
-    there = sorted({key for label in trace.labels for key in label})
-    if question.labels is None:
-        chosen = keys_to_study(trace)
-        rest = [key for key in there if key not in chosen and key != TRACE]
-        more = f"labels left out, which --label KEY names: {', '.join(rest)}"
-        return chosen, [more] if rest and chosen else []
-    for key in question.labels:
+def _studies(trace: Trace, question: Question) -> tuple[list[LabelStudy], list[str]]:
+    """Requests told apart by the labels that were named, or by those that tell most; and which are left out."""
+    if question.labels is not None:
+        keys = dict.fromkeys(question.labels)
+        return [found for key in keys if (found := study_label(trace, key)) is not None], []
+    studies = study_labels(trace, keys_to_study(trace))
+    chosen = {study.key for study in studies}
+    rest = [key for key in _keys(trace) if key not in chosen and key != TRACE]
+    more = f"labels left out, which --label KEY names: {', '.join(rest)}"
+    return studies, [more] if rest and chosen else []
+
+
+def _keys(trace: Trace) -> list[str]:
+    return sorted({key for label in trace.labels for key in label})
+
+
+def _check_labels(trace: Trace, question: Question) -> None:
+    """Refuse a label that was named and tells nothing, before the work."""
+    there = _keys(trace)
+    for key in question.labels or ():
         values = {label[key] for label in trace.labels if key in label}
         if len(values) < 2:
             what = f"no request has a label {key!r}" if not values else f"all requests have the same {key!r}"
             raise HotsetError(f"{what}: " + (f"there are {', '.join(there)}" if there else "this trace has no labels"))
-    return list(dict.fromkeys(question.labels)), []
 
 
 def _missing(trace: Trace, studies: list[LabelStudy]) -> list[str]:

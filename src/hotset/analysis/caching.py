@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,8 @@ from hotset.analysis.residency_walk import Watched, follow
 from hotset.analysis.tallies import Floats, Mask, ratio
 from hotset.cache import Controller
 from hotset.cache.counters import Count
-from hotset.errors import HotsetError
+from hotset.errors import HotsetError, PolicyError
+from hotset.policies import parse
 from hotset.policies.belady import Belady
 from hotset.shape import Budget
 from hotset.sim import Row, Sweep, count_jobs, simulate
@@ -22,7 +23,7 @@ from hotset.trace import Phase, Trace
 from hotset.trace.events import EventTable
 from hotset.trace.run import Run
 
-POLICIES = ("lru", "lfu", "blend")
+POLICIES = ("lru", "lfu", "blend", "nextuse")
 BUDGET = "25%"
 STEPS = 96
 """The most steps of one request that are drawn."""
@@ -70,6 +71,14 @@ class Kept:
         }
 
 
+class Recorded(NamedTuple):
+    """The cache that a trace was recorded with, as a sweep calls it."""
+
+    policy: str
+    budget: str
+    slots: int
+
+
 @dataclass(frozen=True, eq=False)
 class Caching:
     """What a cache would have done with a workload."""
@@ -80,6 +89,7 @@ class Caching:
     request: int
     steps: int
     notes: list[str]
+    recorded: Recorded | None = None  # what the trace was recorded with, where that is replayed, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +103,25 @@ class CacheQuestion:
 
     def sweep(self, trace: Trace) -> Sweep:
         """The replays; without an answer of one's own also with the cache that the trace was recorded with."""
-        run, shape = Run.of(trace), trace.shape
-        recorded: list[str] = []
-        if run is not None and shape.top_k <= run.slots <= shape.total_experts:
-            usual = Budget.parse(BUDGET).slots_for(shape, run.staging)
-            recorded = [f"{run.slots} slots"] if run.slots != usual else []
-        return Sweep(
-            policies=tuple(self.policies or POLICIES), budgets=tuple(self.budgets or (BUDGET, *recorded)), fit=0.0
-        )
+        policies, budgets = list(self.policies or POLICIES), list(self.budgets or (BUDGET,))
+        if (recorded := recorded_with(trace)) is not None:
+            policies += [] if self.policies or recorded.policy in policies else [recorded.policy]
+            budgets += [] if self.budgets or recorded.budget in budgets else [recorded.budget]
+        return Sweep(policies=tuple(policies), budgets=tuple(budgets), fit=0.0)
+
+
+def recorded_with(trace: Trace) -> Recorded | None:
+    """The policy and the slots of the run that a trace is a recording of, if something was evicted there."""
+    run, shape = Run.of(trace), trace.shape
+    if run is None or not shape.top_k <= run.slots < shape.total_experts:
+        return None
+    try:
+        policy = parse(run.policy)
+    except PolicyError:  # a file of one's own that is not here
+        return None
+    usual = Budget.parse(BUDGET).slots_for(shape, run.staging)
+    budget = BUDGET if run.slots == usual else f"{run.slots} slots"
+    return None if policy.offline else Recorded(policy.spec, budget, run.slots)
 
 
 def count_replays(trace: Trace, question: CacheQuestion) -> int:
@@ -123,7 +144,15 @@ def measure_caching(
         advance()
     result = simulate({name: trace}, sweep, advance=advance)
     notes = [text for text in result.notes if "warm rows" not in text]  # here there are cold ones only
-    return Caching(result.rows, kept, layer, request, int(watched.sum()), notes)
+    return Caching(result.rows, kept, layer, request, int(watched.sum()), notes, _replayed(kept, recorded_with(trace)))
+
+
+def _replayed(kept: list[Kept], recorded: Recorded | None) -> Recorded | None:
+    """The cache of the run, unless other policies or budgets were asked for."""
+    if recorded is None:
+        return None
+    same = (each for each in kept if (each.policy, each.slots) == (recorded.policy, recorded.slots))
+    return next((recorded._replace(budget=each.budget) for each in same), None)
 
 
 def _shown(trace: Trace, question: CacheQuestion) -> tuple[int, int]:
@@ -154,13 +183,14 @@ def watched_events(trace: Trace, events: EventTable, layer: int, request: int) -
 
 
 def _keep(job: Job, events: EventTable, watched: Mask) -> Kept | None:
-    """Replay one policy and follow which experts are resident."""
+    """Replay one policy and follow which experts are resident; what bounds the optimum is as in the simulator."""
     policy, whole = job.policy, job.policy.offline
     if isinstance(policy, Belady):
         policy = replace(policy, phase="decode")
     if whole and events.accesses > _MAX_FUTURE_ACCESSES:
         return None
-    controller = Controller(job.plan, policy, **({"prefill": policy.admission} if whole else {}))
+    plan = replace(job.plan, staging=0) if whole else job.plan  # no row of staging limits what the optimum admits
+    controller = Controller(plan, policy, **({"prefill": policy.admission} if whole else {}))
     shape = events.shape
     resident = np.zeros((shape.layers, shape.experts), np.bool_)
     sums, seen = np.zeros(shape.layers, np.int64), []

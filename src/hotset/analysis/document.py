@@ -15,9 +15,10 @@ from hotset.analysis.coactivation import Coactivation
 from hotset.analysis.driving_tokens import DrivenExpert, most_driven
 from hotset.analysis.labels import LabelStudy
 from hotset.analysis.margins import QUANTILES
-from hotset.analysis.tallies import Mask
+from hotset.analysis.tallies import Floats, Mask
 
 _STRONGEST = 50
+_QUANTILE_NAMES = tuple(f"p{100 * quantile:.0f}" for quantile in QUANTILES)
 Table = tuple[Sequence[str], Iterable[Sequence[Any]]]
 
 
@@ -29,6 +30,7 @@ def to_document(analysis: Analysis) -> dict[str, Any]:
         "summary": a.summary,
         "usage": {"by_layer": a.usage.by_layer(), "uses": a.usage.uses.tolist()},
         "margins": None if a.margins is None else a.margins.by_layer(),
+        "choice_margin": None if a.choice_margin is None else _quantiles(a.choice_margin),
         "labels": {study.key: _label(study) for study in a.labels},
         "coactivation": {"within": _pairs(a.within), "between": _pairs(a.between)},
         "locality": _locality(a),
@@ -36,12 +38,18 @@ def to_document(analysis: Analysis) -> dict[str, Any]:
         "cache": {
             "rows": [row.as_dict() for row in a.caching.rows],
             "kept": [each.as_dict() for each in a.caching.kept],
+            "recorded": None if a.caching.recorded is None else a.caching.recorded._asdict(),
             "drawn": _drawn(a.caching),
         },
         "lookahead": None if a.lookahead is None else a.lookahead.as_dict(),
         "saliency": None if a.saliency is None else _saliency(a),
         "notes": a.notes,
     }
+
+
+def _quantiles(values: Floats) -> list[dict[str, float]]:
+    """Quantiles by layer."""
+    return [dict(zip(_QUANTILE_NAMES, row, strict=True)) for row in values.tolist()]
 
 
 def _label(study: LabelStudy) -> dict[str, Any]:
@@ -166,8 +174,9 @@ def _layers(a: Analysis) -> Table:
     header = list(rows[0])
     columns = [[_number(row[name]) for name in header] for row in rows]
     if a.margins is not None:
-        for name, values in (("gap_first_second", a.margins.first_gap), ("share_of_last", a.margins.last_share)):
-            header += [f"{name}_p{100 * q:.0f}" for q in QUANTILES]
+        measured = [("gap_first_second", a.margins.first_gap), ("share_of_last", a.margins.last_share)]
+        for name, values in measured + ([] if a.choice_margin is None else [("choice_margin", a.choice_margin)]):
+            header += [f"{name}_{quantile}" for quantile in _QUANTILE_NAMES]
             columns = [[*row, *map(_number, more)] for row, more in zip(columns, values.tolist(), strict=True)]
     return header, columns
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,12 @@ class LabelStudy:
         """The mean distance over all pairs, and by chance."""
         pairs, chance = np.triu_indices(len(self.values), 1), self.distance_by_chance
         return float(np.nanmean(self.distance[pairs])), None if chance is None else float(np.nanmean(chance[pairs]))
+
+    @property
+    def above_chance_by(self) -> float:
+        """How far the mean distance is above chance; minus infinity where chance is not known."""
+        mean, chance = self.mean_distances()
+        return -np.inf if chance is None or not np.isfinite(mean - chance) else mean - chance
 
     @property
     def lift(self) -> Floats:
@@ -216,8 +223,17 @@ def _chance(trace: Trace, of_request: npt.NDArray[Any], values: int, permutation
     return Chance(divergence, of_pairs, largest)
 
 
-def keys_to_study(trace: Trace, most: int = 3) -> list[str]:
-    """The labels that tell requests apart by a few values, those with more requests per value and more values first."""
+def study_labels(trace: Trace, keys: Sequence[str], most: int = 3) -> list[LabelStudy]:
+    """Tell requests apart by each of these labels, and keep those with the largest distances above chance.
+
+    Of labels that do tell something, the one that only tells traces apart comes last: the prompts' own say more.
+    """
+    found = [study for key in keys if (study := study_label(trace, key)) is not None]
+    return sorted(found, key=lambda s: (s.above_chance_by <= 0, s.key == TRACE, -s.above_chance_by))[:most]
+
+
+def keys_to_study(trace: Trace, most: int = 8) -> list[str]:
+    """The labels that tell requests apart by a few values, those with more values first."""
     found: dict[str, tuple[str, ...]] = {}
     there = dict.fromkeys(key for label in trace.labels for key in label)
     for key in sorted(there, key=lambda key: key == TRACE):  # a label of the prompts' own says more

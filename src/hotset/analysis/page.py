@@ -45,7 +45,7 @@ def _sections(a: Analysis) -> list[Section]:
     makers: list[tuple[Any, Callable[[], Section]]] = [
         (True, lambda: usage_section(a.usage)),
         (a.saliency, lambda: saliency_section(a.saliency)),  # type: ignore[arg-type]
-        (a.margins, lambda: margins_section(a.margins)),  # type: ignore[arg-type]
+        (a.margins, lambda: margins_section(a.margins, a.choice_margin)),  # type: ignore[arg-type]
         (a.labels or None, lambda: labels_section(a.labels)),
         (a.within or a.between, lambda: pairs_section(a.within, a.between)),
         (True, lambda: locality_section(a.repeats, a.reuse)),

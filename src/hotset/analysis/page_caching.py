@@ -35,10 +35,15 @@ def caching_section(caching: Caching, shape: ModelShape) -> Section:
         section.show(
             _over_time(each, caching),
             f"Experts of layer {caching.layer} over the first {caching.steps} steps of the answer of request "
-            f"{caching.request}, with {each.policy} in {_memory(each.budget)}: blue was used and resident, orange "
-            "used and not resident, grey resident for nothing.",
+            f"{caching.request}, with {each.policy} in {_memory(each.budget)}{_as_recorded(each, caching)}: blue was "
+            "used and resident, orange used and not resident, grey resident for nothing.",
         )
     return section
+
+
+def _as_recorded(kept: Kept, caching: Caching) -> str:
+    same = caching.recorded is not None and (kept.policy, kept.budget) == caching.recorded[:2]
+    return ", as when the trace was recorded" if same else ""
 
 
 def _memory(budget: str) -> str:
@@ -91,8 +96,11 @@ def _add_kept(section: Section, kept: list[Kept], shape: ModelShape) -> None:
 
 
 def _drawn(caching: Caching) -> list[Kept]:
-    """The policies whose residency is drawn: of the first budget, the bound left out."""
-    own = [each for each in caching.kept if each.policy != BOUND and each.budget == caching.kept[0].budget]
+    """The policies whose residency is drawn, without the bound: as in the recorded run, else in the first budget."""
+    recorded = caching.recorded
+    budget = caching.kept[0].budget if caching.kept and recorded is None else recorded and recorded.budget
+    own = [each for each in caching.kept if each.policy != BOUND and each.budget == budget]
+    own.sort(key=lambda each: recorded is None or each.policy != recorded.policy)  # that of the run first
     return own[:_MAX_DRAWN] if caching.steps else []
 
 

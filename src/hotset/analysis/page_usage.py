@@ -6,11 +6,18 @@ import numpy as np
 
 from hotset.analysis.margins import Margins
 from hotset.analysis.page_parts import Section, decimal, percent
+from hotset.analysis.tallies import Floats
 from hotset.analysis.usage import Usage
 from hotset.report.svg import Figure
 from hotset.report.svg_charts import Horizon, Line, draw_lines
 from hotset.report.svg_grids import Axes, Scale, draw_grid, rising
 
+_NOT_RECORDED = (
+    "The first expert that was not chosen has at most the weight of the last chosen one: the margin of the choice "
+    "itself lies between 0 and the share of the last."
+)
+_RECORDED = "The margin of the choice itself was recorded as the model ran."
+_SCORES = "Scores are what the router chooses by: its logits, unless it adds corrections to, say, their sigmoid."
 _BOUNDS = (1 / 4, 1 / 2, 1 / 1.4, 1 / 1.15, 1.15, 1.4, 2, 4)
 _LEGEND = ("< 1/4", "1/4", "1/2", "0.7", "even use", "1.15\u00d7", "1.4\u00d7", "2\u00d7", "4\u00d7 and more")
 
@@ -80,14 +87,17 @@ def _evenness(usage: Usage) -> Figure:
     )  # fmt: skip
 
 
-def margins_section(margins: Margins) -> Section:
-    """How clear the routers' choices were."""
+def margins_section(margins: Margins, choice: Floats | None = None) -> Section:
+    """How clear the routers' choices were; `choice` has the margins of the choice itself, by layer and quantile."""
     section = Section("margins", "Margins of the router")
-    section.say(
-        "A trace holds the weights of the chosen experts only, here as shares of their sum. The first expert that was "
-        "not chosen has at most the weight of the last chosen one: the margin of the choice itself lies between 0 and "
-        "the share of the last."
-    )
+    words = "A trace holds the weights of the chosen experts only, here as shares of their sum. "
+    section.say(words + (_NOT_RECORDED if choice is None else _RECORDED))
+    if choice is not None:
+        section.show(
+            _choice(choice),
+            f"The lowest score that was chosen minus the highest that was not; the line is the median and the band "
+            f"holds the middle 80 % of tokens. {_SCORES}",
+        )
     section.show(
         _ranks(margins),
         "Mean share of a token's router weight by rank: where the first line is far above the rest, one expert does "
@@ -100,6 +110,14 @@ def margins_section(margins: Margins) -> Section:
             "bands hold the middle 80 % of tokens.",
         )
     return section
+
+
+def _choice(choice: Floats) -> Figure:
+    layers = [str(layer) for layer in range(len(choice))]
+    line = Line("last chosen minus first not chosen", choice[:, 1], 0, band=(choice[:, 0], choice[:, 2]))
+    return draw_lines(
+        "choice", "Margin of the choice", layers, [line], x_title="layer", write=lambda v: f"{v:.3g}", low=0
+    )
 
 
 def _ranks(margins: Margins) -> Figure:

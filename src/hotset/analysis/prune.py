@@ -33,6 +33,7 @@ SHARD_BYTES = 1 << 30
 STATE_FILE = "saliency.safetensors"
 """What a run over text has come to, in the folder of a checkpoint that is not finished."""
 _NOT_LOOKED_FOR = "super experts were not looked for: one may be among those that are gone"
+_HOW_SALIENCY = "; hotset prune --text FILE --save-saliency FILE keeps one"
 Bar = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 """Given what is done, a progress callback for the length of a block."""
 
@@ -84,7 +85,13 @@ class Pruner:
         PrunePlan(source.checkpoint, shapes, first)  # what cannot be cut is refused before the work
         owner = self._owner(source, keep)
         if os.path.lexists(out):
-            return _already(out, owner, source, began)
+            report = _already(out, owner, source, began)
+            if self.save_saliency is not None:
+                raise HotsetError(
+                    f"{self.out} is complete, so nothing runs that --save-saliency would keep: leave it out, or give "
+                    "another -o"
+                )
+            return report
         known = self._known(source)
         with PruneFolder(out, owner) as folder:
             judged = known or self._recorded(folder.folder / STATE_FILE, bar)
@@ -97,6 +104,8 @@ class Pruner:
             small = source.small_files(config) | {RECORD_FILE: (json.dumps(record) + "\n").encode()}
             with bar("pruning") as progress:
                 resumed = folder.write(shards_of(plan.tensors, self.shard_bytes), small.items(), progress)
+            if self.save_saliency is not None and judged.saliency is not None:
+                judged.saliency.save(self.save_saliency)  # last, so that what was interrupted can be given again
             folder.finish(STATE_FILE)
         return _report(out, record, source, began, resumed=resumed)
 
@@ -148,8 +157,6 @@ class Pruner:
             raise HotsetError("there is nothing to judge experts by: --text FILE")
         with bar("recording saliency") as progress:
             found = record_saliency(self.model, self.workload, self.options, state=state, progress=progress)
-        if self.save_saliency is not None:
-            found.save(self.save_saliency)
         return _judged_by(found, self.by)
 
     def _super_experts(self, state: Path, bar: Bar) -> Any:
@@ -198,6 +205,7 @@ class _Judged:
     protected: Any
     fingerprint: Fingerprint
     notes: list[str]
+    saliency: Saliency | None = None  # that all this follows from
 
 
 def _judged_by(saliency: Saliency, by: str) -> _Judged:
@@ -207,7 +215,7 @@ def _judged_by(saliency: Saliency, by: str) -> _Judged:
             f"{few:,} of {saliency.counts().size:,} experts were reached by fewer than {MIN_TOKENS} tokens: more text "
             "judges them better"
         )
-    return _Judged(saliency.scores(by), saliency.super_experts(), saliency.fingerprint, notes)
+    return _Judged(saliency.scores(by), saliency.super_experts(), saliency.fingerprint, notes, saliency)
 
 
 def _judged_by_profile(profile: Profile, source: PruneSource) -> _Judged:
@@ -234,7 +242,8 @@ def _dated(kind: str, path: Path) -> str:
     try:
         state = path.stat()
     except OSError as error:
-        raise HotsetError(f"cannot read {path}: {error.strerror or error}") from error
+        remedy = "; hotset profile list shows those there are" if kind == "profile" else _HOW_SALIENCY
+        raise HotsetError(f"cannot read the {kind} {path}: {error.strerror or error}{remedy}") from error
     return f"{kind} {path.name}, {state.st_size:,} bytes of {state.st_mtime_ns}"
 
 

@@ -14,7 +14,8 @@ Grid = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Kept = tuple[tuple[int, ...], ...]
 """The experts of each layer that are kept, rising."""
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 MIN_PER_GROUP = 2
 """A router with groups scores each by its two best experts."""
 
@@ -61,7 +62,7 @@ class RouterRules:
 def kept_count(text: str, rules: RouterRules) -> int:
     """How many experts of a layer `--keep` means: a share such as 75%, or a number."""
     share = _SHARE.fullmatch(text.strip())
-    if share is None and not text.strip().isdecimal():
+    if share is None and not _NUMBER.fullmatch(text.strip()):
         raise HotsetError(f"--keep takes a share of the experts such as 75%, or a number of them, not {text!r:.40}")
     if share is not None and not 0 < float(share[1]) <= 100:
         raise HotsetError(f"--keep {text.strip():.20} is no share: give more than 0% and at most 100%")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hotset.analysis.router_margins import MarginRecorder
 from hotset.analysis.saliency import Grid, Saliency
 from hotset.compiling import keep_compiled
 from hotset.engine.arena import Arena
@@ -34,7 +35,9 @@ class SaliencyRecorder:
     `load_model(..., kernels=recorder.kernels)`, then `recorder.begin(model)`: from there on every forward call counts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, margins: bool = False) -> None:
+        self.margins: MarginRecorder | None = None  # of the routers, where they are asked for
+        self._wants_margins = margins
         self._layers: list[SaliencyKernels] = []
         self._saliency: Saliency | None = None
         self._step: Callable[[], Step] = _no_step
@@ -59,9 +62,16 @@ class SaliencyRecorder:
             earlier.check(handle.fingerprint, self._saliency.layers, self._saliency.experts)
             for name in ("sums", "largest", "tokens"):
                 getattr(self._saliency, name)[...] = getattr(earlier, name)
+        if self._wants_margins:
+            self.margins = MarginRecorder(model, moe_layers)
         self._step = handle.tracker.current
         model.register_forward_pre_hook(_refuse_padding, with_kwargs=True)
         return self._saliency
+
+    def see(self, layer: int, batch: ExpertBatch) -> None:
+        """Take in what a layer's router chose, before its experts are computed."""
+        if self.margins is not None:
+            self.margins.see(layer, batch)
 
     def add(self, layer: int, experts: IntArray, gates: Tensor, results: Tensor, *, few: bool) -> None:
         """Take in what experts made of a row each, before it is weighted by its gate."""
@@ -118,6 +128,7 @@ class SaliencyKernels(ExpertKernels):
 
     def run(self, batch: ExpertBatch, experts: IntArray, rows: IntArray) -> None:
         """Compute some of the batch's experts."""
+        self._recorder.see(self._layer, batch)
         output = batch.output
         watched: Any = _WatchedOutput(output, batch, self._recorder, self._layer)
         batch.output = watched

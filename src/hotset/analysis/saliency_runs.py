@@ -65,8 +65,10 @@ class TextFiles:
 
     def passes(self, tokenizer: Any) -> Sequence[Sequence[Window]]:
         """Windows of one length each: what fills a shorter one up would count as tokens."""
-        share = max(self.most_tokens // len(self.files), 1)
-        texts = [text_of_file(file, tokenizer, share, whole=True) for file in self.files]
+        share, least = self.most_tokens // len(self.files), 2 * len(self.files)
+        if share < 2:
+            raise HotsetError(f"{self.most_tokens} tokens are too few to judge by: pass --tokens {least} or more")
+        texts = [text_of_file(file, tokenizer, share) for file in self.files]
         return _alike([window for text in texts for window in text.windows])
 
     def run(self, text_model: TextModel, one: Sequence[Window]) -> None:

@@ -12,6 +12,7 @@ from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit, facts_table, note, progress_bar
 from hotset.cli.targets import ForceFlag, check_out
 from hotset.errors import HotsetError
+from hotset.generation.prompt_files import SHIPPED
 
 if TYPE_CHECKING:
     from hotset.analysis.analyse import Analysis, Question, SaliencyGrids
@@ -174,8 +175,12 @@ def _read_traces(targets: list[str], tokenizer: Path | None) -> Workload:
 
 
 def _is_model(target: str) -> bool:
-    """Whether this names a model and no trace: a folder, a GGUF file, or a hub id that is no file here."""
+    """Whether this names a model and no trace: a folder, a GGUF file, a hub id or a known name that is no file here."""
+    from hotset.generation.known_models import find
+
     path = Path(target)
+    if not path.exists() and not target.startswith(SHIPPED) and "/" not in target and find(target) is not None:
+        return True
     hub_id = target.count("/") == 1 and not path.suffix and not target.startswith((".", "/", "~"))
     return path.is_dir() or ".gguf" in target or (hub_id and not path.exists())
 

@@ -57,17 +57,25 @@ def run_model(options: RunOptions, files: Sequence[Path], how: Recording) -> Wor
     prompts = labelled(files, how.limit)
     told = ", ".join(path.name for path in files) if len(files) <= NAMED_FILES else f"{len(files)} files of prompts"
     name = f"{options.name}, {told}"
-    if not how.saliency or how.batch > 1 or not _on_cpu(options):  # padding would count as tokens
+    if not how.saliency or not _one_by_one(how.batch) or not _on_cpu(options):
         with loaded_model(options) as text_model:
             return Workload(name, _record(text_model, prompts, how), text_by(text_model.tokenizer.decode))
     from hotset.analysis.saliency_kernels import SaliencyRecorder
 
-    recorder = SaliencyRecorder()
+    recorder = SaliencyRecorder(margins=True)
     with loaded_model(replace(options, engine="host"), recorder.kernels) as text_model:
         saliency = _begin(recorder, text_model)
         trace = _record(text_model, prompts, how)
-        grids = None if saliency is None else _grids(saliency, name)
+        margins = None if recorder.margins is None else recorder.margins.margins.quantiles()
+        grids = None if saliency is None else replace(_grids(saliency, name), choice_margin=margins)
         return Workload(name, trace, text_by(text_model.tokenizer.decode), grids)
+
+
+def _one_by_one(batch: int) -> bool:
+    """Whether prompts run by themselves: in a batch padding would count as tokens; a line says so."""
+    if batch > 1:
+        note("the report has no saliency, which is recorded one prompt at a time: leave --batch out for it")
+    return batch == 1
 
 
 def _on_cpu(options: RunOptions) -> bool:

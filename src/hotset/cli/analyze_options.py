@@ -48,7 +48,10 @@ TokenizerPlace = Annotated[
 Policies = Annotated[
     list[str] | None,
     typer.Option(
-        "--policy", "-p", help="A policy to replay. Repeat it. None: lru, lfu, blend.", rich_help_panel=_CACHE
+        "--policy",
+        "-p",
+        help="A policy to replay. Repeat it. None: lru, lfu, blend, nextuse, and as recorded.",
+        rich_help_panel=_CACHE,
     ),
 ]
 Budgets = Annotated[

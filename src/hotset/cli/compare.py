@@ -36,6 +36,11 @@ def compare(
 ) -> None:
     """Compare two models on a text: perplexity, KL divergence, agreement.
 
+    Perplexity: a model is as unsure of the next token as if it guessed among
+    so many; less is better. KL divergence: how far the other's probabilities are
+    from the first's; 0 if they are the same. Agreement: how often both find
+    the same token the likeliest.
+
     Both run over the same text (8,192 tokens of each file, spread evenly), one
     after the other, and are compared token by token.
 

@@ -112,7 +112,7 @@ def plan(
     memory = memory_of(told, ram_here, gpu_here)
     rates_of, assumed = machine_rates(told, planned, memory)
     planner = Planner(
-        planned, memory, replayed(workload), rates_of, workload.misses_spread, prompt_tokens, more_bytes,
+        planned, memory, replayed(workload, memory), rates_of, workload.misses_spread, prompt_tokens, more_bytes,
         None if context == CONTEXT_TOKENS else context,
     )  # fmt: skip
     document, views = _result(planner, workload, wanted, assumed, as_json)

@@ -48,16 +48,18 @@ def plan_workload(model: PlannedModel, trace: Path | None, profile: str | None, 
     return workload.generic(model.shape) if like is None else workload.like(like, model.shape)
 
 
-def replayed(workload: Workload) -> Hits:
-    """The hits of a workload at every size."""
+def replayed(workload: Workload, memory: Memory | None = None) -> Hits:
+    """The hits of a workload at every size, under the policies that suit a machine with this memory."""
     from hotset.ahead import parts_of_replays
-    from hotset.analysis.planner.hits import BOUND, POLICIES, count_replays, replay_hits
+    from hotset.analysis.planner.hits import BOUND, count_replays, policies_for, replay_hits
     from hotset.cli.compiling import compile_missing
     from hotset.sim.sweep import Replays
 
-    compile_missing(parts_of_replays(Replays((*POLICIES, BOUND))))
-    with progress_bar("replaying", count_replays(workload.trace.shape)) as advance:
-        return replay_hits(workload.trace, advance=advance)
+    on_cpu = memory is not None and memory.gpu_bytes is None
+    policies = policies_for(on_cpu=on_cpu, recorded=workload.is_recorded)
+    compile_missing(parts_of_replays(Replays((*policies, BOUND))))
+    with progress_bar("replaying", count_replays(workload.trace.shape, policies)) as advance:
+        return replay_hits(workload.trace, policies, advance=advance)
 
 
 def ram_here() -> int:

@@ -82,6 +82,7 @@ def prune(
     memory: opt.Memory = "auto",
     device: opt.Device = "auto",
     trust_remote_code: opt.TrustRemoteCode = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file of --save-saliency.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a checkpoint without the experts that matter least. Lossy.
@@ -95,8 +96,7 @@ def prune(
 
     Example: hotset prune ./Qwen3-30B-A3B --by reap --keep 75% --text chat.txt -o qwen3-pruned
     """
-    if save_saliency is not None:
-        check_out(save_saliency, force=False)
+    check_out(save_saliency, force)
     options = RunOptions(memory=settled(memory), device=device, trust_remote_code=trust_remote_code)
     asked = {"by": by, "keep": keep, "profile": profile, "saliency": saliency, "save_saliency": save_saliency,
              "drop_super_experts": drop_super_experts}  # fmt: skip

@@ -33,11 +33,16 @@ def built_in_text(tokenizer: Any) -> TokenText:
 
 
 def text_of_file(path: Path, tokenizer: Any, most_tokens: int, *, whole: bool = False) -> TokenText:
-    """Windows of a file's text, spread evenly over it where it has more than wanted; whole ones only if so asked."""
+    """Windows of a file's text, spread evenly over it where it has more than wanted; whole ones only if so asked.
+
+    Of fewer tokens than a window has, there is one that is as short.
+    """
     text = read_text(path)
     count = max(most_tokens // WINDOW_TOKENS, 1)
     pieces = [text] if len(text) <= count * WINDOW_TOKENS * LONGEST_TOKEN else _spread(text, count)
     found = [ids for piece in pieces for ids in list(_windows(_ids(tokenizer, piece)))[: count // len(pieces)]]
+    if most_tokens < WINDOW_TOKENS:
+        found = [ids[:most_tokens] for ids in found]
     if whole and any(len(ids) == WINDOW_TOKENS for ids in found):
         found = [ids for ids in found if len(ids) == WINDOW_TOKENS]
     if not any(len(ids) > 1 for ids in found):

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotset.analysis.planner.rates import Engine
+from hotset.analysis.planner.tiers import staging_rows
 from hotset.cache import Controller, SlotPlan
 from hotset.errors import HotsetError
 from hotset.policies import Policy, parse
@@ -21,6 +23,9 @@ from hotset.trace.events import EventTable
 
 POLICIES = ("blend", "lru")
 """What live models choose between; the optimum is always beside them."""
+LEARNT = "nextuse"
+"""Compared, too, where a CPU computes and routing is recorded: `auto` begins with it on a CPU, and it learns from the
+order in which experts follow each other, which routing that is drawn does not have."""
 BOUND = "belady"
 FRACTIONS = (0.03, 0.0625, 0.09, 0.125, 0.1875, 0.25, 0.3125, 0.375, 0.5, 0.625, 0.75, 0.875)
 MAX_ACCESSES = 1_500_000
@@ -135,6 +140,11 @@ def popularity_of(experts: npt.NDArray[np.int16], count: int) -> Floats:
     return found
 
 
+def policies_for(*, on_cpu: bool, recorded: bool) -> tuple[str, ...]:
+    """The policies that a plan compares."""
+    return (*POLICIES, LEARNT) if on_cpu and recorded else POLICIES
+
+
 def count_replays(shape: ModelShape, policies: Sequence[str] = POLICIES) -> int:
     """How often `replay_hits` will call `advance`."""
     return (len(policies) + 1) * len(sizes_of(shape))
@@ -163,9 +173,16 @@ def _counted(events: EventTable) -> npt.NDArray[np.bool_]:
 
 def _missing(events: EventTable, policy: Policy, slots: int) -> Floats:
     """Counted events of each request by how many of their experts are missing."""
-    done = Controller(SlotPlan(events.shape, slots, staging=1), policy).replay(events)
+    done = _controller(policy, events.shape, slots).replay(events)
     counted = _counted(events)
     table = np.zeros((int(events.request.max()) + 1, events.shape.top_k + 1))
     missing = np.minimum(done.misses[counted], events.shape.top_k)
     np.add.at(table, (events.request[counted], missing), 1)
     return table
+
+
+def _controller(policy: Policy, shape: ModelShape, slots: int) -> Controller:
+    """An empty cache with the rows of staging of a live one; the optimum is limited by none, as in the simulator."""
+    if policy.offline:
+        return Controller(SlotPlan(shape, slots), policy, prefill=policy.admission)
+    return Controller(SlotPlan(shape, slots, staging=staging_rows(shape, Engine.CPU)), policy)

@@ -41,7 +41,7 @@ class Told:
             raise HotsetError("--link is between RAM and a GPU: give --gpu, too, or leave it out")
         speeds = {"--link": self.link, "--disk": self.disk, "--memory-bandwidth": self.memory_bandwidth}
         for flag, speed in speeds.items():
-            if speed is not None and not parse_speed(speed) > 0:
+            if speed is not None and not _speed_of(flag, speed) > 0:
                 raise HotsetError(f"{flag} must be above 0, as 25GB/s")
         if self.ram is not None and parse_memory(self.ram) <= 0:
             raise HotsetError("--ram must be above 0, as 32GiB")
@@ -55,6 +55,14 @@ class Told:
     def is_elsewhere(self) -> bool:
         """Whether the machine is another one, known by its rates alone."""
         return self.memory_bandwidth is not None
+
+
+def _speed_of(flag: str, speed: str) -> float:
+    """The speed that an option gives; one that cannot be read names the option."""
+    try:
+        return parse_speed(speed)
+    except HotsetError as error:
+        raise HotsetError(f"{flag}: {error}") from None
 
 
 RatesOf = Callable[[Engine], Rates]

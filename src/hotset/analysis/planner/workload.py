@@ -33,6 +33,11 @@ class Workload:
     misses_spread: float = 0.0
     note: str | None = None
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a model chose these experts in this order."""
+        return self.misses_spread == 0.0
+
 
 def recorded(trace: Trace, shape: ModelShape, name: str) -> Workload:
     """A trace of the model itself."""
