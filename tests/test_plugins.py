@@ -6,10 +6,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from numba.core.errors import NumbaError
 
 import hotset.forecasts
 import hotset.policies
-from hotset import plugins
+from hotset import ahead, plugins
+from hotset.cli.ending import run_and_report
 from hotset.errors import HotsetError, PolicyError
 from hotset.options import RunOptions
 from hotset.options.files import read_options
@@ -203,6 +205,37 @@ def test_a_comparison_of_all_leaves_out_what_does_not_work_and_says_so(installed
 
 
 @pytest.mark.parametrize(
+    ("score", "line", "why"),
+    [
+        ('{"a": 1}["a"]', 'Numba cannot compile "return {"a": 1}["a"]"', "hash"),
+        ("state.lost[layer, expert]", 'cannot compile "return state.lost[layer, expert]"', "Unknown attribute 'lost'"),
+        ("foo(3)", 'cannot compile "def score(', "NameError: name 'foo' is not defined"),
+        ("[x for x in range(3)][0]", 'cannot compile "return [x for x in range(3)][0]"', "NRT required"),
+    ],
+)
+def test_what_numba_refuses_is_told_in_a_line_with_its_place(tmp_path, score, line, why):
+    path = write(tmp_path / "own.py", POLICY, NAME="own", SCORE=score)
+    number = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if "SCORE" in text or score in text)
+    with pytest.raises(PolicyError, match=re.escape("docs/guide/own-policy.md")) as refused:
+        check_policy(str(path))
+    told = str(refused.value)
+    assert told.startswith(f"{path}, line {number if 'return' in line else number - 1}: ")
+    assert line in told
+    assert why in told
+    assert len(told) < 600
+    with pytest.raises(NumbaError) as raised:
+        ahead.compile_part(ahead.Part("replay", str(path)))
+    assert run_and_report(lambda: (_ for _ in ()).throw(raised.value)) == 2
+
+
+def test_errors_that_are_none_of_a_user_are_left_as_they_are():
+    assert plugins.uncompilable(ValueError("own.py")) is None
+    assert plugins.uncompilable(NumbaError('File "/no/such.py", line 3:')) is not None
+    assert plugins.uncompilable(NumbaError(f"During: typing of call at {plugins.__file__} (3)")) is None
+    assert plugins.uncompilable(NumbaError("it failed")) is None
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("1 / 0", "own.py does not work: ZeroDivisionError: division by zero"),
@@ -249,6 +282,12 @@ def test_the_contract_says_what_does_not_hold(tmp_path):
     )
     with pytest.raises(ContractError, match=r"the table miscounts its residents|slot"):
         check_policy(str(write(tmp_path / "own.py", text, NAME="writes", SCORE="state.last[layer, expert]")))
+    never = write(tmp_path / "never.py", POLICY, NAME="never", SCORE="state.last[layer, expert] * float('nan')")
+    never.write_text(
+        never.read_text().replace("float('nan')", "nan").replace("from typing", "from math import nan\nfrom typing", 1)
+    )
+    with pytest.raises(ContractError, match=r"score is not a number \(nan\) for expert \d"):
+        check_policy(str(never))
     path = write(tmp_path / "much.py", FORECAST, NAME="much", PROBABILITY="1.5")
     with pytest.raises(ContractError, match="a probability is not a number from 0 to 1"):
         check_forecast(str(path))

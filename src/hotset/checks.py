@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum, IntEnum
 from typing import Any, TypeVar
 
@@ -44,6 +45,15 @@ def choice(value: object, kind: type[E], what: str, error: type[HotsetError] = H
         return kind(whole(value, what, min(values), max(values), error))
     words = [member.name.lower() for member in kind]
     raise error(f"{what} must be {', '.join(words[:-1])} or {words[-1]}, not {shown(value)}")
+
+
+def known(spec: object, kind: str, names: Sequence[str], error: type[HotsetError] = HotsetError) -> None:
+    """Refuse text that begins with none of these names; a file of one's own is named as one."""
+    name = spec.strip().partition(":")[0] if isinstance(spec, str) else names[0]
+    if name in names:
+        return
+    own = f"; one of yours is named by its file, as ./{name}.py" if re.fullmatch(r"[A-Za-z][\w-]{0,40}", name) else ""
+    raise error(f'no {kind} is called "{name:.60}"; there are {", ".join(names)}{own}')
 
 
 def whole(value: object, what: str, least: int, most: int, error: type[HotsetError] = HotsetError) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import linecache
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ PACKAGES = {"policy": "hotset.policies", "forecast": "hotset.forecasts"}
 """Where each kind lives; entry points are in groups of the same names."""
 
 _FILE = re.compile(r"(.+\.py)(:.*)?", re.DOTALL)
+_NAMED_PLACE = re.compile(r'^(?:During: .* at (/.+\.py) \((\d+)\)|\s*File "(.+\.py)", line (\d+):)', re.MULTILINE)
+_HOOKS = ("score", "probabilities", "observe")
 _PLACE = "hotset.plugins:"
 _MODULE = "hotset_plugin_"
 _MAX_BYTES = 4 << 20
@@ -89,6 +92,53 @@ def file_of(cls: type) -> str | None:
     """The file that a class was named by, if it is of one."""
     module = sys.modules.get(cls.__module__)
     return str(module.__file__) if module is not None and cls.__module__.startswith(_MODULE) else None
+
+
+def uncompilable(error: BaseException) -> PolicyError | None:
+    """What Numba refuses in the code of a user, as one line that names the place; None for any other error."""
+    errors = sys.modules.get("numba.core.errors")
+    if errors is None or not isinstance(error, errors.NumbaError):
+        return None
+    place = next(filter(_is_foreign, (*_places(str(error)), *_begun(str(error)))), None)
+    if place is None:
+        return None
+    path, line = place
+    code, why = linecache.getline(str(path), line).strip()[:80], _reason(str(error))
+    return PolicyError(
+        f'{path}, line {line}: Numba cannot compile "{code}" ({why}): write it with numbers, arrays and loops, as '
+        "docs/guide/own-policy.md says under Compiled code"
+    )
+
+
+def _places(text: str) -> Iterator[tuple[Path, int]]:
+    """The files and lines that a message of Numba names, the innermost first."""
+    for found in _NAMED_PLACE.finditer(text):
+        yield Path(found[1] or found[3]).resolve(), int(found[2] or found[4])
+
+
+def _begun(text: str) -> Iterator[tuple[Path, int]]:
+    """Where those functions of users begin that a message names, without a line, as what was to be compiled."""
+    modules = [(kind, sys.modules.get(f"{PACKAGES[kind]}.{name}")) for kind in PACKAGES for name in registered(kind)]
+    classes = [getattr(module, kind.upper(), None) for kind, module in modules]
+    functions: list[Any] = [getattr(getattr(cls, name, None), "py_func", None) for cls in classes for name in _HOOKS]
+    for function in functions:
+        if function is not None and repr(function) in text:
+            path, line = function.__code__.co_filename, function.__code__.co_firstlineno
+            while linecache.getline(path, line).lstrip().startswith("@"):
+                line += 1
+            yield Path(path).resolve(), line
+
+
+def _is_foreign(place: tuple[Path, int]) -> bool:
+    """Whether code is neither Numba's nor hotset's."""
+    own = (Path(str(sys.modules[name].__file__)).resolve().parent for name in ("numba", "hotset"))
+    return not any(place[0].is_relative_to(folder) for folder in own)
+
+
+def _reason(text: str) -> str:
+    """What Numba says first beside that it failed."""
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return next((line.rstrip(" .:")[:160] for line in lines if line and not line.startswith("Failed in")), "")
 
 
 def _run(path: Path, name: str) -> ModuleType:

@@ -42,9 +42,18 @@ def test_the_table_says_what_was_judged_and_what_is_left_out(bare: Path) -> None
     assert done.code == 0, done.err
     for word in ("best", "previous", "transition", "requests 4 to 6", "recall @k by layer", "1 layer", "3 layers"):
         assert word in done.out
-    assert "gate is left out: the trace has no predictions" in done.err
-    assert "token is left out: the trace has no token ids" in done.err
+    assert "gate is left out: the trace has no predictions: record it with --record-lookahead 3" in done.err
+    assert "token is left out: the trace has no token ids: hotset trace record keeps them" in done.err
     assert "forecasting" not in done.err  # no bar in a pipe
+
+
+def test_where_nothing_can_be_judged_it_says_what_to_record(bare: Path, tmp_path: Path) -> None:
+    done = call("forecast", bare, "-f", "gate", "--csv", tmp_path / "f.csv")
+    assert done.code == 2
+    assert done.error == (
+        "no forecast is left: gate cannot be judged, the trace has no predictions: record it with --record-lookahead 3"
+    )
+    assert not (tmp_path / "f.csv").exists()
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

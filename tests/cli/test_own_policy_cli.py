@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,20 @@ def test_a_file_that_is_no_policy_ends_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("POLICY = 3")
     assert "does not define POLICY" in call("run", *PROMPT, *FEW, "--policy", tmp_path / "own.py").error
     assert "there is no file" in call("run", *PROMPT, *FEW, "--policy", tmp_path / "none.py").error
+
+
+def test_what_numba_refuses_ends_in_a_line(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    text = OWN.read_text().replace('name="lru2"', 'name="refused"')
+    own.write_text(re.sub(r"(def score\(.*\n(?:    \"\"\".*\n)?)", r'\1    return {"a": 1}["a"]\n', text))
+    for words in (("simulate", "reference:it", "-p", own, "-b", "25%"), ("run", *PROMPT, *FEW, "--policy", own)):
+        error = call(*words).error
+        assert re.match(rf"{re.escape(str(own))}, line \d+: Numba cannot compile ", error)
+        assert error.endswith("docs/guide/own-policy.md says under Compiled code")
+
+
+def test_a_name_that_is_not_known_says_how_a_file_is_named() -> None:
+    error = call("simulate", "reference:it", "-p", "mru").error
+    assert error.startswith('no policy is called "mru"; there are belady, ')
+    assert error.endswith("; one of yours is named by its file, as ./mru.py")
+    assert call("forecast", "reference:it", "-f", "mine").error.endswith("as ./mine.py")

@@ -441,4 +441,8 @@ def test_json_steps_in_the_order_of_passes_are_shared(tmp_path, trace):
     rows = sorted(per_request_rows(trace), key=lambda row: (row["step"], row["request"]))
     path = tmp_path / "a.jsonl"
     path.write_text(json_text(rows))
-    assert import_trace(path).steps == 6
+    found = import_trace(path)
+    assert found.steps == 6
+    assert found.meta["steps"] == "shared by requests that all begin with the same one"
+    assert_same_routing(import_trace(path, steps="request"), trace)
+    assert "steps" not in import_trace(path, steps="shared").meta

@@ -406,6 +406,11 @@ def test_token_csv_says_which_column_it_lacks(tmp_path):
 # FLAME-MoE
 
 
+@pytest.mark.parametrize("text", ["request;token;layer;expert\n0;0;0;1\n", "0,0,0,1\n0,0,0,2\n", "a,0,0,1\n", ""])
+def test_a_csv_that_is_none_of_ours_names_the_columns(tmp_path, text):
+    refused(written(tmp_path / "a.csv", text), "begin the file with request,token,layer,expert")
+
+
 @pytest.mark.parametrize("samples", [True, False])
 def test_flame(tmp_path, trace, samples):
     pytest.importorskip("pyarrow")

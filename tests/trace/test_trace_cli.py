@@ -68,6 +68,12 @@ def test_import_says_how_it_understood_steps(tmp_path, trace, out):
     source.write_text(json_text([*rows, *(row | {"request": 1} for row in rows)]))
     assert "each request numbers its own steps" in call("import", source, "-o", out).stderr
     assert call_json("import", source, "-o", out, "--force", "--steps", "shared")["steps"] == 4
+    both = [[row, row | {"request": 1}] for row in rows]
+    source.write_text(json_text([row for pair in both for row in pair]))  # as a server writes them: interleaved
+    said = call("import", source, "-o", out, "--force").stderr
+    assert "are taken for one forward pass, a batch: --steps request, if each request numbers its own" in said
+    for words in ("request", "shared"):
+        assert "steps of one number" not in call("import", source, "-o", out, "--force", "--steps", words).stderr
 
 
 def test_every_kind_is_named_in_help():

@@ -76,10 +76,13 @@ def _distances(text: str) -> list[int]:
 
 def _run(traces: dict[str, Trace], specs: list[str], distances: list[int], fit: float) -> dict[str, Evaluation]:
     from hotset.ahead import parts_of_replays
-    from hotset.sim.forecasting import can_judge, evaluate
+    from hotset.sim.forecasting import evaluate, lacking
     from hotset.sim.sweep import Replays
 
-    usable = tuple(spec for spec in specs if any(can_judge(spec, trace) for trace in traces.values()))
+    why = {spec: [lacking(spec, trace) for trace in traces.values()] for spec in specs}
+    usable = tuple(spec for spec, reasons in why.items() if None in reasons)
+    if not usable:
+        raise HotsetError(f"no forecast is left: {specs[0]} cannot be judged, {why[specs[0]][0]}")
     compile_missing(parts_of_replays(Replays(judged=usable)))
     with progress_bar("forecasting", len(traces) * len(specs)) as advance:
         return {name: evaluate(trace, specs, distances, fit, advance=advance) for name, trace in traces.items()}

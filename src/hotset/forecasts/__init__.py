@@ -5,6 +5,8 @@ A module of this package that defines `FORECAST` is a forecast; nothing else has
 
 from __future__ import annotations
 
+from hotset.checks import known
+from hotset.errors import PolicyError
 from hotset.forecasts.base import MAX_DISTANCE, Forecast, Seen
 from hotset.policies.base import modules_in, parse_named
 
@@ -18,5 +20,7 @@ def names() -> list[str]:
 
 def parse(spec: str) -> Forecast:
     """Make a forecast from text: a name, then options, as in "token:slots=1024"."""
-    forecast: Forecast = parse_named(spec, "forecast", __name__, names())
+    found = names()
+    known(spec, "forecast", found, PolicyError)
+    forecast: Forecast = parse_named(spec, "forecast", __name__, found)
     return forecast

@@ -37,6 +37,9 @@ observe: Callable[..., None]
 probabilities: Callable[..., None]
 
 
+_REMEDIES = {"predictions": "record it with --record-lookahead 3", "token_ids": "hotset trace record keeps them"}
+
+
 @dataclass(frozen=True)
 class Score:
     """How well one forecast predicted events so many layers ahead; figures are of targets in the same pass.
@@ -110,8 +113,8 @@ def evaluate(
     arrays = arrays_of(trace, events, judged)
     for spec in names() if forecasts is None else texts(forecasts, "the forecasts") or names():
         forecast = parse(resolve(spec, "forecast"))
-        if not can_judge(forecast.spec, trace):
-            result.notes.append(f"{forecast.spec} is left out: the trace has no {forecast.needs.replace('_', ' ')}")
+        if (why := lacking(forecast.spec, trace)) is not None:
+            result.notes.append(f"{forecast.spec} is left out: {why}")
         else:
             sums, bins = run_loop(forecast, forecast.start(trace.shape), trace, arrays, known)
             us = _pace(forecast, trace, arrays, known)
@@ -122,8 +125,15 @@ def evaluate(
 
 def can_judge(spec: str, trace: Trace) -> bool:
     """Whether a trace holds what a forecast needs."""
+    return lacking(spec, trace) is None
+
+
+def lacking(spec: str, trace: Trace) -> str | None:
+    """Why a trace cannot judge a forecast, and what to do; None if it can."""
     needs = parse(spec).needs
-    return not needs or getattr(trace, needs) is not None
+    if not needs or getattr(trace, needs) is not None:
+        return None
+    return f"the trace has no {needs.replace('_', ' ')}: {_REMEDIES.get(needs, 'record it with them')}"
 
 
 def _check(distances: Sequence[int], fit: float) -> None:

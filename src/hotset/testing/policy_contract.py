@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,8 @@ from hotset.cache import Controller, Scope, SlotPlan
 from hotset.cache.counters import Count
 from hotset.checks import instance
 from hotset.errors import PolicyError
-from hotset.plugins import resolve
-from hotset.policies import Admit, Policy, parse
+from hotset.plugins import resolve, uncompilable
+from hotset.policies import Admit, EventView, Policy, parse
 from hotset.policies.base import parse_options
 from hotset.testing.events import SCOPES, cases, one_layer, random_events, random_shape
 from hotset.testing.require import require, require_same
@@ -26,8 +27,13 @@ def check_policy(policy: Policy | type[Policy] | str) -> None:
     if isinstance(policy, str):
         policy = parse(resolve(policy))
     made = instance(policy() if isinstance(policy, type) else policy, Policy, "a policy", PolicyError)
-    for check in CHECKS:
-        check(made)
+    try:
+        for check in CHECKS:
+            check(made)
+    except Exception as error:
+        if (refused := uncompilable(error)) is None:
+            raise
+        raise refused from error
 
 
 def _controller(policy: Policy, events: EventTable, slots: int, scope: Scope = Scope.LAYER) -> Controller:
@@ -209,6 +215,24 @@ def _row(load: Any) -> list[int]:
     return [*load.key, slot, *(load.evicted or (-1, -1))]
 
 
+def scores_are_numbers(policy: Policy) -> None:
+    """What a policy says of an expert can be compared: one that is no number is never evicted."""
+    score: Any = type(policy).score
+    for events, slots, scope in cases(seed=11, number=2):
+        controller = _controller(policy, events, slots, scope)
+        controller.state = policy.with_future(controller.state, events)
+        for event in events:
+            controller.serve(event)
+            view = EventView(
+                event.layer, np.array(event.experts, np.int32), np.array(event.counts, np.int32), event.tokens,
+                int(event.phase), int(controller.table.clock[0]), 0, np.zeros((0, events.shape.top_k), np.int32),
+                np.zeros(0, np.int32),
+            )  # fmt: skip
+            for expert in range(events.shape.experts):
+                value = float(score(controller.state, controller.table, view, event.layer, expert))
+                require(not math.isnan(value), f"score is not a number ({value}) for expert {expert}: victims go by it")
+
+
 def text_gives_it_back(policy: Policy) -> None:
     """Its text, a name and options, makes it again."""
     name, _, options = policy.spec.partition(":")
@@ -227,6 +251,7 @@ CHECKS: tuple[Callable[[Policy], None], ...] = (
     states_are_carried_on,
     saved_states_are_copies,
     one_by_one_is_as_in_bulk,
+    scores_are_numbers,
     text_gives_it_back,
 )
 """The parts of the contract, in the order in which they are checked."""

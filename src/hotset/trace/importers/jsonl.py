@@ -19,6 +19,8 @@ from hotset.trace.importers._options import ImportOptions
 from hotset.trace.trace import Labels, Trace
 
 SUFFIXES = (".jsonl", ".ndjson", ".json")
+OWN_STEPS, SHARED_STEPS = "numbered in each request", "shared by requests that all begin with the same one"
+"""What `meta` says of the steps where the file leaves them in doubt."""
 _MAX_LINE_BYTES = 1 << 18
 _MAX_VALUES = 1 << 17  # of a line: twice as many experts and weights as a model may have
 _MAX_INT = (1 << 31) - 1
@@ -38,7 +40,8 @@ def recognises(head: bytes) -> bool:
 def read(path: Path, options: ImportOptions) -> Trace:
     """Read JSON lines; rows that share a step are one forward pass, also across requests.
 
-    A file whose requests come one after the other, each with the same first step, numbers the steps of each request.
+    A file whose requests come one after the other, each with the same first step, numbers the steps of each request. If
+    its requests are interleaved, they are taken for a batch, and `meta` says so.
     """
     rows = _Rows()
     with open_regular(path) as file:
@@ -46,19 +49,26 @@ def read(path: Path, options: ImportOptions) -> Trace:
     if not rows.line:
         raise TraceError("the file holds no rows: nothing was recorded")
     cells = rows.cells()
-    own = options.steps == "request" or (options.steps is None and _numbered_by_request(cells))
+    alike = options.steps is None and _begin_alike(cells)
+    own = options.steps == "request" or (alike and _one_by_one(cells))
     if own:
         cells = replace(cells, step=_one_after_the_other(cells))
     trace = build_trace(path, options, cells, header, rows.describe, rows.labels())
-    return replace(trace, meta=trace.meta | {"steps": "numbered in each request"}) if own else trace
+    steps = {"steps": OWN_STEPS} if own else {"steps": SHARED_STEPS} if alike else {}
+    return replace(trace, meta=trace.meta | steps)
 
 
-def _numbered_by_request(cells: Cells) -> bool:
-    """Whether requests come one after the other, in their order, and all begin with the same step."""
-    begins = np.append(0, 1 + np.flatnonzero(np.diff(cells.request)))
-    requests = len(np.unique(cells.request))
-    least = np.minimum.reduceat(cells.step, begins)
-    return requests > 1 and len(begins) == requests and bool((least == least[0]).all())
+def _begin_alike(cells: Cells) -> bool:
+    """Whether there are several requests, and all begin with the same step."""
+    requests, of_row = np.unique(cells.request, return_inverse=True)
+    least = np.full(len(requests), _MAX_INT, np.int32)
+    np.minimum.at(least, of_row, cells.step)
+    return len(requests) > 1 and bool((least == least[0]).all())
+
+
+def _one_by_one(cells: Cells) -> bool:
+    """Whether requests come one after the other."""
+    return bool(1 + np.count_nonzero(np.diff(cells.request)) == len(np.unique(cells.request)))
 
 
 def _one_after_the_other(cells: Cells) -> npt.NDArray[np.int32]:

@@ -24,7 +24,7 @@ from hotset.trace.trace import Trace
 SUFFIXES = ()  # .csv is told by its content
 _ROW = re.compile(rb"-?\d{1,10},\d{1,5}(,\d{1,5})+\r?")
 _MAX_POSITION = 1 << 31
-_OTHER = "if these are request, token, layer and expert, say so in a first line"
+_OTHER = "if these are request, token, layer and expert, begin the file with request,token,layer,expert"
 
 
 def recognises(head: bytes) -> bool:

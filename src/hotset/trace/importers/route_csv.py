@@ -27,6 +27,10 @@ from hotset.trace.trace import Trace
 SUFFIXES = (".csv",)
 _VERSION = "v1"
 _NEEDED = ("turn", "phase", "step", "layer", "slot", "expert")
+_EITHER = (
+    "begin the file with request,token,layer,expert (commas between them, then a row for each expert that was used); a "
+    "route trace has turn,phase,step,layer,slot,expert,weight,..."
+)
 _LIMITS = {"turn": 1 << 31, "phase": 2, "step": 1 << 31, "layer": 4096, "slot": 32767, "expert": 32767}
 _TYPES = {"phase": np.uint8, "layer": np.int16, "slot": np.int16, "expert": np.int16}
 _MAX_COLUMNS = 64
@@ -76,7 +80,7 @@ def _read_preamble(file: IO[bytes]) -> _Preamble:
         elif text:
             preamble.columns = _check_columns(text.split(","), preamble.lines)
             return preamble
-    raise TraceError("no line names the columns (turn,phase,step,layer,slot,expert,weight,...)")
+    raise TraceError(f"no line names the columns: {_EITHER}")
 
 
 def _note_fact(facts: dict[str, Any], text: str) -> None:
@@ -91,6 +95,8 @@ def _note_fact(facts: dict[str, Any], text: str) -> None:
 
 def _check_columns(names: list[str], line: int) -> list[str]:
     missing = [name for name in _NEEDED if name not in names]
+    if "turn" in missing:  # the suffix alone led here
+        raise TraceError(f"line {line} does not name the columns: {_EITHER}")
     if missing or len(set(names)) != len(names) or len(names) > _MAX_COLUMNS:
         what = f"lacks the column {missing[0]!r}" if missing else "names a column twice or too many columns"
         raise TraceError(f"line {line} {what}: expected turn,phase,step,layer,slot,expert,weight,...")
