@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
+
+from hotset import plugins
 
 with suppress(ImportError):  # then whatever needs torch is left out
     import torch
@@ -18,6 +21,16 @@ with suppress(ImportError):  # then whatever needs torch is left out
     def one_thread() -> None:
         """Tests run in several processes, one thread of torch in each."""
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def policies_of_one_test() -> Iterator[None]:
+    """What a test defines in files is unknown to the next: a comparison of all policies would take it in."""
+    known = {kind: dict(found) for kind, found in plugins._files.items()}
+    yield
+    for kind, found in plugins._files.items():
+        found.clear()
+        found.update(known[kind])
 
 
 @pytest.fixture(scope="session")

@@ -231,6 +231,38 @@ def test_what_is_compiled_ahead_is_all_that_an_answer_needs() -> None:
     assert found["missing"] == found["later"] == []
 
 
+WARM = """
+import json, sys
+from pathlib import Path
+from hotset import ahead, compiling
+parts = ahead.parts_of("blend", warm=True)
+list(ahead.compile_parts(parts))
+loaded, load = [], compiling._Kept.load_overload
+
+def note(self, *words):
+    loaded.append(self._py_func.__qualname__)
+    return load(self, *words)
+
+from hotset.generation import Sampling, TextModel, encode_prompt, generate
+from hotset.options import RunOptions
+profile = Path(sys.argv[1]) / "mine.safetensors"
+for again in (False, True):
+    options = RunOptions(memory="25%", profile=profile) if again else RunOptions(memory="25%", learn=profile)
+    compiling._Kept.load_overload = note if again else load
+    with TextModel.load(options) as text_model:
+        generate(text_model, encode_prompt(text_model, "Il mercato del"), Sampling(max_new_tokens=20))
+print(json.dumps({"parts": parts, "missing": ahead.missing(parts), "later": loaded}))
+"""
+
+
+def test_what_is_compiled_ahead_is_all_that_a_warm_start_needs(tmp_path: Path) -> None:
+    words = [sys.executable, "-W", "ignore", "-c", WARM, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert ["warm", "blend"] in found["parts"]
+    assert found["missing"] == found["later"] == []
+
+
 REPLAYS = """
 import json
 from hotset import ahead, compiling, reference
@@ -300,12 +332,15 @@ def test_parts_that_are_on_disk_are_not_missing(tmp_path: Path) -> None:
 
 def test_every_policy_and_forecast_has_its_parts() -> None:
     from hotset import ahead, forecasts, policies
+    from hotset.analysis import caching
+    from hotset.analysis.planner import hits
 
     parts = ahead.all_parts()
     assert len(parts) == len(set(parts))
     assert {name for kind, name in parts if kind == "replay"} == set(policies.names())
     assert {name for kind, name in parts if kind in ("judge", "prefetch")} == set(forecasts.names())
     assert set(ahead.usual_parts()) <= set(parts)
+    assert set(ahead.USUAL_POLICIES) == {*caching.POLICIES, *hits.POLICIES, hits.LEARNT, hits.BOUND}
     assert "belady" not in {name for kind, name in parts if kind == "policy"}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hotset._version import __version__
 
 if TYPE_CHECKING:
-    from hotset import reference
+    from hotset import reference, report
     from hotset.errors import HotsetError
     from hotset.models.attach import attach, detach
     from hotset.models.load import load
@@ -43,14 +43,15 @@ __all__ = [
     "detach",
     "load",
     "reference",
+    "report",
     "simulate",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that `import hotset` stays fast."""
-    if name == "reference":
-        return import_module("hotset.reference")
+    if name in ("reference", "report"):
+        return import_module(f"hotset.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hotset' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

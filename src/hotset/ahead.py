@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NEXT_ROUTER = "gate"
 """The forecast of `--prefetch auto`."""
-USUAL_POLICIES = ("blend", "lfu", "belady", "lru")
+USUAL_POLICIES = ("blend", "nextuse", "lfu", "belady", "lru")
 """What is replayed by `plan`, and by `analyze` where nothing else is asked of it."""
 _MODULE = "hotset.ahead"
 _SLOWEST = ("best", "eam", "transition", "blend", "layered")
@@ -39,12 +39,12 @@ class Part(NamedTuple):
     name: str = ""
 
 
-def parts_of(policy: str, prefetch: str = "auto") -> list[Part]:
-    """What a cache with this policy and this prefetch compiles, the longest first."""
+def parts_of(policy: str, prefetch: str = "auto", *, warm: bool = False) -> list[Part]:
+    """What a cache with this policy and this prefetch compiles, the longest first; `warm`: begun with a profile."""
     from hotset.forecasts import parse as parse_forecast
     from hotset.policies import parse
 
-    parts = [_part("policy", parse(policy))]
+    parts = [_part(kind, parse(policy)) for kind in (("policy", "warm") if warm else ("policy",))]
     if prefetch != "off":
         name = NEXT_ROUTER if prefetch == "auto" else prefetch
         parts += [_part("forecast", parse_forecast(name)), Part("trial")]
@@ -93,7 +93,7 @@ def all_parts() -> list[Part]:
     from hotset.policies import names, parse
     from hotset.sim.sweep import Replays
 
-    live = [part for name in names() if not parse(name).offline for part in parts_of(name, "off")]
+    live = [part for name in names() if not parse(name).offline for part in parts_of(name, "off", warm=True)]
     ahead = [part for name in forecasts() for part in parts_of("lru", name)]
     known = tuple(forecasts())
     replays = parts_of_replays(Replays(tuple(names()), known, known), curve=True, walk=True)
@@ -229,6 +229,17 @@ def _policy(name: str) -> None:
     log.all(0)
 
 
+def _warm(name: str) -> None:
+    """Begin with the rates of a profile, and look for slots as what fills them in the background does."""
+    from hotset.cache import Controller
+    from hotset.plugins import resolve
+    from hotset.policies import parse
+
+    cache = Controller(_small(), parse(resolve(name)))
+    cache.seed_from_rates(np.full((1, 4), 0.5), 2)
+    cache.victim(0)
+
+
 def _forecast(name: str) -> None:
     """Learn from an event, and pick what to prefetch."""
     from hotset.forecasts import parse
@@ -296,6 +307,7 @@ def _run(kind: str, name: str) -> None:
 
 _KINDS: dict[str, Callable[[str], None]] = {
     "policy": _policy,
+    "warm": _warm,
     "forecast": _forecast,
     "trial": _trial,
     "shadow": _shadow,

@@ -48,6 +48,15 @@ def test_two_turns_through_a_pipe_say_what_stock_transformers_says() -> None:
     assert turns[1]["reused_tokens"] > 0
 
 
+def test_a_block_keeps_its_indentation_and_a_line_does_not() -> None:
+    turns = json.loads(talk('"""    if x:\n        return y\n"""\n   Il mercato  \n', "--json").stdout)["turns"]
+    assert [turn["prompt"] for turn in turns] == ["    if x:\n        return y", "Il mercato"]
+
+
+def test_a_question_mark_asks_for_help() -> None:
+    assert talk("/?\n/bye\n").stdout.startswith("/stats:")
+
+
 def test_text_goes_to_stdout_and_the_cost_to_stderr() -> None:
     done = talk("Il mercato del\n")
     assert ">" not in done.stdout

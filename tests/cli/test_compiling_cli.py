@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,8 +108,17 @@ def test_a_line_in_a_pipe_and_a_bar_at_a_terminal_and_once(tmp_path: Path) -> No
     shown = at_terminal(tmp_path / "two", *words)
     assert ONCE in shown
     assert NOTE not in shown
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(rf"{ONCE} [^\r\n]* 0/1 0:0\d:(0[1-9]|[1-5]\d)", drawn), drawn  # how long so far
     assert shown.index(ONCE) < shown.index("forecasting") < shown.index("recall @k")
     assert ONCE not in at_terminal(tmp_path / "two", *words)
+
+
+def test_nothing_is_compiled_where_all_experts_fit(tmp_path: Path) -> None:
+    done = hotset(tmp_path, "run", "-p", "Il mercato", "--max-new-tokens", "2")
+    assert done.returncode == 0, done.stderr
+    assert NOTE not in done.stderr
+    assert not [file.name for file in tmp_path.rglob("*.nbc")]
 
 
 def test_quiet_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

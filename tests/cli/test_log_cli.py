@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 from calls import FEW, PROMPT, call
+
+from hotset.cli.app import app
+from hotset.cli.ending import run_and_report
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -35,6 +40,17 @@ def test_lines_of_a_log_file_are_json_and_hold_no_text(tmp_path: Path) -> None:
     shown = [line[9:] for line in done.err.splitlines() if line[2:3] == ":"]  # with the time before it
     assert [line.split(":")[0] for line in shown] == ["loading", "loaded", "answered", "closed"]
     assert not logging.getLogger("hotset").handlers
+
+
+def test_steps_that_are_said_begin_a_line_after_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both streams are one terminal."""
+    screen = io.StringIO()
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", screen)
+        patched.setattr("sys.stderr", screen)
+        assert run_and_report(lambda: app(["run", *PROMPT, *FEW, "-v"], standalone_mode=False)) == 0
+    (line,) = (line for line in screen.getvalue().splitlines() if "answered: " in line)
+    assert re.match(r"\d\d:\d\d:\d\d answered: ", line), screen.getvalue()
 
 
 def test_notes_and_errors_are_logged_as_text(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import typer
 from calls import FEW, PROMPT, call
 
 from hotset.cli.app import app
-from hotset.cli.budgets import settled_size
+from hotset.cli.budgets import settled, settled_size
 
 MESSAGES = {"--quiet", "--verbose", "--log-file", "--log-json"}
 LONG = [
@@ -98,14 +98,47 @@ def test_a_size_without_a_unit_is_refused_in_a_pipe(words: tuple[str, ...], numb
     )
 
 
-def test_at_a_terminal_a_size_without_a_unit_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a person at a terminal types, line by line, and then Ctrl-D."""
+    found: list[str] = []
+
+    def typed() -> str:
+        if not found:
+            raise EOFError
+        return found.pop(0)
+
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    answers = iter(["what?", "g", "b"])
-    monkeypatch.setattr(typer, "prompt", lambda *_, **__: next(answers))
+    monkeypatch.setattr("builtins.input", typed)
+    return found
+
+
+def test_at_a_terminal_a_size_without_a_unit_is_asked_about(answers: list[str]) -> None:
+    answers += ["what?", "g", "b"]
     assert settled_size("12") == "12GiB"
     assert settled_size("12") == "12B"
     assert [settled_size(text) for text in ("12GiB", "0", "2000000", "12B")] == ["12GiB", "0", "2000000", "12B"]
+
+
+@pytest.mark.parametrize("word", ["%", "25%", "25 %", "percent", "25 percent", " PERCENT "])
+def test_a_share_is_understood_however_it_is_answered(word: str, answers: list[str]) -> None:
+    answers.append(word)
+    assert settled("25") == "25%"
+
+
+@pytest.mark.parametrize("word", ["b", "25b", "25 B", "bytes", "25 bytes"])
+def test_bytes_are_understood_however_they_are_answered(word: str, answers: list[str]) -> None:
+    answers += [word, word]
+    assert settled("25") == "25B"
+    assert settled_size("25") == "25B"
+
+
+@pytest.mark.parametrize("typed", [[], [""], ["25"], ["what", "is", "this", "%"]])
+def test_no_answer_ends_in_the_line_that_names_both(typed: list[str], answers: list[str]) -> None:
+    answers += typed
+    assert settled("25") == "25"  # which the check of the option refuses
+    assert len(answers) <= 1
 
 
 def test_the_limit_of_a_process_says_what_it_leaves() -> None:
@@ -113,3 +146,8 @@ def test_the_limit_of_a_process_says_what_it_leaves() -> None:
     (line,) = (line for line in done.err.splitlines() if "--process-memory" in line)
     assert line.startswith("note: --process-memory 4GiB: the process takes ")
     assert re.search(r"takes [\d.]+ [MG]iB beside the experts, which leaves room for all 24.0 MiB of them$", line)
+
+
+def test_options_of_earlier_versions_are_not_suggested() -> None:
+    assert call("chat", "--prompt", "x").error == "No such option: --prompt (see hotset chat --help)"
+    assert "--top-p" in call("run", "--top-n", "3").error

@@ -9,6 +9,7 @@ import typer
 
 from hotset._version import __version__
 from hotset.cli.analyze import analyze
+from hotset.cli.busy import wait_without_spinning_if_busy
 from hotset.cli.chat import chat
 from hotset.cli.compare import compare
 from hotset.cli.compiling import compile_cli
@@ -77,6 +78,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; the input's faults end in one line and exit code 2, its own in exit code 1."""
+    wait_without_spinning_if_busy()
     with terminable():
         code = run_and_report(lambda: app(standalone_mode=False, prog_name="hotset"))
     # An interrupt within an exec() of text, as imports do it, is remembered by CPython, which then ends `python -m` by

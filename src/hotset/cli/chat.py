@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Views = Sequence[RenderableType]
 
-_COMMAND = re.compile(r"/([a-z]+)(?:[ \t]+(.+))?")
+_COMMAND = re.compile(r"/([a-z]+|\?)(?:[ \t]+(.+))?")
 _HELP = """/stats: what it cost   /stats LAYER or all: what is hot   /reset: forget all turns   /bye or Ctrl-D: end
 /pins: what is pinned   /pin 20%: pin the hottest   /unpin: unpin all   /plot FILE: draw it   /mark NAME: name a moment
 \"\"\" begins and ends a message of several lines; a pasted block is one message
@@ -57,7 +57,7 @@ def chat(
         try:
             session.begin()
             for text in messages():
-                if not session.take(text.strip()):
+                if not session.take(text):
                     break
         except HotsetError:
             session.end()  # the turns before are not lost
@@ -79,22 +79,23 @@ class ChatSession:
         """The cache of the model."""
         return self.conversation.text_model.handle
 
-    def take(self, line: str) -> bool:
+    def take(self, text: str) -> bool:
         """Answer a turn or run a command; false to end. Ctrl-C at a terminal ends no more than that."""
         try:
-            return self._take(line)
+            return self._take(text)
         except KeyboardInterrupt:  # as an answer has just ended, or a second one
             if self.piped or is_terminated():
                 raise
             return True
 
-    def _take(self, line: str) -> bool:
+    def _take(self, text: str) -> bool:
+        line = text.strip()
         if line in ("/bye", "/exit", "/quit"):
             return False
         if command := _COMMAND.fullmatch(line):
             self._run_command(command[1], command[2] or "")
         elif line:
-            self._answer(line)
+            self._answer(text.strip("\n").rstrip() if "\n" in line else line)  # a block keeps its indentation
         return not self._stopped()
 
     def _stopped(self) -> bool:
@@ -234,4 +235,5 @@ _COMMANDS: dict[str, Callable[[ChatSession, str], Views]] = {
     "plot": _plot,
     "mark": _mark,
     "help": lambda *_: [_HELP],
+    "?": lambda *_: [_HELP],
 }

@@ -33,14 +33,14 @@ def compile_cli(
 ) -> None:
     """Compile for this machine now, and not at the first run: in an image, or as the user who owns the folder.
 
-    That is what a live cache needs, and replays of lru, lfu, blend and the optimum.
+    That is what a live cache needs, and replays of lru, lfu, blend, nextuse and the optimum.
 
     Example: hotset compile
     """
     from hotset.ahead import all_parts, parts_of, usual_parts
 
     options = RunOptions(policy=policy, prefetch=prefetch)
-    parts = parts_of(options.policy_on(_likely_device(options)), options.prefetch)
+    parts = parts_of(options.policy_on(_likely_device(options)), options.prefetch, warm=True)
     more = all_parts() if everything else usual_parts()
     began_s = time.perf_counter()
     count = compile_missing([*parts, *(part for part in more if part not in parts)])
@@ -61,7 +61,7 @@ def compile_missing(parts: Iterable[Part], meanwhile: Callable[[], object] = lam
         return 0
     if not sys.stderr.isatty():
         say_compiling()
-    with progress_bar(ONCE, len(needed)) as advance:
+    with progress_bar(ONCE, len(needed), elapsed=True) as advance:
         for _ in compile_parts(needed, meanwhile):
             advance()
     return len(needed)
@@ -71,8 +71,17 @@ def compile_first(options: RunOptions, meanwhile: Callable[[], object] = lambda:
     """Compile what the cache of such a model needs, as far as that is known before it is loaded."""
     from hotset.ahead import parts_of
 
-    parts = parts_of(options.policy_on(_likely_device(options)), options.prefetch) if needs_cache(options) else []
+    policy = options.policy_on(_likely_device(options))
+    parts = parts_of(policy, options.prefetch, warm=starts_warm(options)) if needs_cache(options) else []
     return compile_missing([*parts, *_products(options)], meanwhile)
+
+
+def starts_warm(options: RunOptions) -> bool:
+    """Whether a profile is there to begin with."""
+    from hotset.profile.folder import locate
+
+    learnt = options.learn is not None and locate(str(options.learn)).exists()
+    return options.profile is not None or learnt
 
 
 def _likely_device(options: RunOptions) -> str:

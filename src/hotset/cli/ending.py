@@ -15,6 +15,7 @@ from hotset.cli.interrupts import INTERRUPTED, exit_code
 from hotset.cli.streams import standard_streams
 from hotset.errors import HotsetError
 from hotset.generation.errors import DEBUG
+from hotset.plugins import uncompilable
 from hotset.text import one_line, printable
 
 WRONG_INPUT, OWN_FAULT = 2, 1
@@ -47,6 +48,7 @@ def _fail(error: Exception) -> int:
         return exit_code()
     if isinstance(error, _UsageError):
         return _misuse(error)
+    error = uncompilable(error) or error
     if isinstance(error, HotsetError):
         return _report(str(error), WRONG_INPUT)
     if isinstance(error, OSError) and error.filename:
@@ -60,6 +62,7 @@ def _fail(error: Exception) -> int:
 
 def _misuse(error: Any) -> int:
     """What is wrong with the words of a command, and where its help is; without any words the help itself."""
+    _suggest_no_hidden(error)
     message = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
@@ -68,6 +71,14 @@ def _misuse(error: Any) -> int:
     command = context.command_path if context else "hotset"
     where = _place(error, context)
     return _report(f"{message.rstrip('.')}{where} (see {command} --help)", WRONG_INPUT)
+
+
+def _suggest_no_hidden(error: Any) -> None:
+    """Take options of earlier versions out of what is suggested for a word that no command knows."""
+    params = getattr(getattr(getattr(error, "ctx", None), "command", None), "params", ())
+    hidden = {option for param in params if getattr(param, "hidden", False) for option in param.opts}
+    if getattr(error, "possibilities", None):
+        error.possibilities = [each for each in error.possibilities if each not in hidden]
 
 
 def _place(error: Any, context: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from hotset.ahead import parts_of
-from hotset.cli.compiling import compile_first, compile_missing, say_compiling
+from hotset.cli.compiling import compile_first, compile_missing, say_compiling, starts_warm
 from hotset.cli.interrupts import interruptible, saving
 from hotset.cli.log import is_quiet, log_step
 from hotset.cli.output import note
@@ -43,7 +43,7 @@ def loaded_model(options: RunOptions, kernels: KernelFactory | None = None) -> I
             _log_loaded(text_model, time.perf_counter() - began_s)
             if text_model.handle.engine.offload is not None:
                 policy = options.policy_on(text_model.handle.engine.device.type)
-                compile_missing(parts_of(policy, options.prefetch))
+                compile_missing(parts_of(policy, options.prefetch, warm=starts_warm(options)))
         _tell(text_model.notes)
         notes = text_model.handle.notes
         told = len(notes)

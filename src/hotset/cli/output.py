@@ -18,6 +18,7 @@ from rich.progress import (
     ProgressColumn,
     TaskProgressColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.segment import Segment
@@ -121,9 +122,12 @@ def facts_table(rows: Iterable[tuple[str, str]], title: str | None = None, *, na
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yield a callable that advances the bar by one; the bar shows on a terminal only."""
-    with _logged(what, of=total), progress_of(MofNCompleteColumn()) as shown:
+def progress_bar(what: str, total: int, *, elapsed: bool = False) -> Iterator[Callable[[], None]]:
+    """Yield a callable that advances the bar by one; the bar shows on a terminal only.
+
+    With the time that has passed where steps are few and long: what is left is not known before the first is done.
+    """
+    with _logged(what, of=total), progress_of(MofNCompleteColumn(), elapsed=elapsed) as shown:
         if shown is None:
             yield lambda: None
         else:
@@ -159,12 +163,13 @@ def _logged(what: str, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def progress_of(column: ProgressColumn) -> Iterator[Progress | None]:
-    """Where bars with such a column show, on a terminal; else None."""
+def progress_of(column: ProgressColumn, *, elapsed: bool = False) -> Iterator[Progress | None]:
+    """Where bars with such a column, and the time that is left or has passed, show on a terminal; else None."""
     console = SafeConsole(stderr=True)
     if is_quiet() or not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), column, TimeRemainingColumn())
+    times = TimeElapsedColumn() if elapsed else TimeRemainingColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), column, times)
     with Progress(*columns, console=console, transient=True) as shown:
         yield shown

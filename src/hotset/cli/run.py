@@ -56,13 +56,14 @@ def run(
         ids = encode_prompt(text_model, text, chat, sampling.system)
         sampling = sampling.seeded()
         answer = _answer(text_model, ids, sampling, (lambda _: None) if as_json else show, trace, lookahead)
+        if not as_json:
+            finish_text(answer.text)  # what is said next has a line of its own
         log_answer(answer)
         if plot is not None:
             text_model.handle.plot(plot, title=options.name)
         if as_json:
             emit(run_document(text_model, answer) | (experts_document(text_model) if stats else {}), True)
         else:
-            finish_text(answer.text)
             message(answer_line(answer, text_model.stats()))
             message(*(experts_views(text_model) if stats else ()))
     if answer.finish is Finish.INTERRUPT:

@@ -72,9 +72,20 @@ def import_(
     )
     if guess := trace.meta.get("experts_guessed"):
         note(f"the number of experts, {guess}, is inferred from the ids: --experts N settles it")
-    if "steps" in trace.meta and steps is None:
-        note("each request numbers its own steps: --steps shared, if those of one number ran in one forward pass")
+    if steps is None and (told := _about_steps(trace.meta.get("steps"))):
+        note(told)
     _save(trace, out, as_json)
+
+
+def _about_steps(found: str | None) -> str | None:
+    """How the steps of a file that leaves them in doubt were understood, and how to have it otherwise."""
+    from hotset.trace.importers.jsonl import OWN_STEPS, SHARED_STEPS
+
+    return {
+        OWN_STEPS: "each request numbers its own steps: --steps shared, if those of one number ran in one forward pass",
+        SHARED_STEPS: "all requests begin with the same step, and steps of one number are taken for one forward pass, "
+        "a batch: --steps request, if each request numbers its own",
+    }.get(found or "")
 
 
 @app.command("info")
