@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 ROWS = ("1.0", "0.5", "0.5p", "0.25", "0.25p")
 
 CHILD = """
-import dataclasses, json, sys, time
+import dataclasses, inspect, json, sys, time
 tree, out, other, given = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
 sys.path[:0] = [tree + "/src", tree + "/benchmarks"]
 import gpu_decode
@@ -32,7 +32,8 @@ from gpu_shapes import SHAPES
 from hotset.trace import Trace
 
 def measured(bench, trace, share, prefetch):
-    trial = gpu_decode.Trial(bench, share, trace, prefetch=prefetch)
+    named = "prefetch" if "prefetch" in inspect.signature(gpu_decode.Trial).parameters else "guess"  # of before
+    trial = gpu_decode.Trial(bench, share, trace, **{named: prefetch})
     trial.decoder.step(given["warm"] if share < 1 else 20)
     trial.handle.reset_stats()
     times = [trial.decoder.ms(given["timed"]) for _ in range(3)]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from live_samples import cache_of
 from test_reservations import check_slots
@@ -31,6 +32,7 @@ CHANGES: dict[str, Callable[[Controller], object]] = {
         [NEW, ExpertKey(0, 4), ExpertKey(0, 5)], evict=True, owner=OWNER
     ),
     "drop": lambda controller: controller.residency.drop([HERE, ExpertKey(0, 0)]),
+    "preload": lambda controller: controller.preload(np.eye(2, 6) + np.eye(2, 6, 3)),
     "pin": lambda controller: controller.pin([HERE]),
     "unpin": lambda controller: controller.unpin([ExpertKey(1, 0)]),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.cache.counters import Counters
-from hotset.cache.kernel import kernels_of
+from hotset.cache.kernel import fill, kernels_of
 from hotset.cache.pins import check_pins, count_pins, keys_of, per_group
 from hotset.cache.plan import SlotPlan
 from hotset.cache.residency import Residency
@@ -142,7 +142,10 @@ class Controller:
         order = np.argsort(-scores, axis=None, kind="stable")
         order = order[scores.reshape(-1)[order] > 0]
         layers, experts = np.divmod(order, self.plan.shape.experts)
-        return self._kernels.fill(self.table, layers.astype(np.int32), experts.astype(np.int32))
+        self.residency.changes += 1
+        assigned = fill(self.table, layers.tolist(), experts.tolist())  # once for a cache: too short to be compiled
+        self.residency.changes -= 1
+        return assigned
 
     def victim(self, layer: int) -> int | None:
         """The slot that the next candidate of a layer without empty slots would take; None if none may be evicted."""

@@ -165,7 +165,9 @@ class SlotCache:
         """After an event that was broken off, once nothing is written to any row: take back all that it had in use."""
         self._in_use = 0
         self._outgoing.clear()
-        spare = sorted(set(range(self.num_rows)) - set(self.rows.tolist()))
+        first = self.controller.plan.cached
+        fixed = range(first, first + self._staging_rows)  # where a device stages, whatever rows were exchanged
+        spare = sorted(set(range(self.num_rows)) - set(self.rows.tolist()), key=lambda row: (row not in fixed, row))
         self.staging[:], self._prefetch_rows = spare[: self._staging_rows], spare[self._staging_rows :]
 
     def restore_rows(self, rows: Any, prefetch_rows: Any) -> None:

@@ -253,7 +253,7 @@ def test_predictions_come_and_go_with_the_passes_and_are_counted(stock: Any, fol
 
 
 @pytest.mark.parametrize(
-    "rules", [{}, {"rows": 3}, {"layers_ahead": 1}, {"min_probability": 1.5}, {"max_ranks": 1}], ids=str
+    "rules", [{}, {"rows": 3}, {"layers_ahead": 1}, {"min_probability": 1.5}, {"max_ranks": 3}], ids=str
 )
 def test_a_model_driven_by_the_device_prefetches_by_its_plan(
     folder: Path, stock: Any, rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -272,6 +272,35 @@ def test_a_model_driven_by_the_device_prefetches_by_its_plan(
     assert (parts, per_part) == (plan.parts, plan.rows_per_part)
     assert steps.state.prefetch.ranked.shape[2] == plan.max_ranks
     assert (steps.state.prefetch.tallies.sum().item() > 0) == ("min_probability" not in rules)
+    model.hotset.close()
+
+
+def test_the_device_stages_where_nothing_else_lies_after_a_prompt_was_interrupted(
+    folder: Path, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots lie in rows that were for prefetch, so that other rows are spare than at the start."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = load(folder, ahead=6)
+    engine = model.hotset.engine
+    greedy(model)
+    engine.cache.reclaim()
+    plan, memory = engine.cache.controller.plan, engine.offload.arena.memory.view(engine.offload.arena.slots, -1)
+    for slot in (0, 2, 3):  # as where prefetched experts were claimed
+        row, before = engine.cache.take_row(), int(engine.cache.rows[slot])
+        memory[row] = memory[before]
+        engine.cache.claim(slot, row)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine.offload.driver.kernels[0]), "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(input_ids=OTHER)
+    assert greedy(model, NEW, OTHER) == greedy(stock, NEW, OTHER)
+    assert model.hotset.stats()["driven_by"] == "device"
+    state = engine.device_decode.steps.state
+    rows = [*state.row_of.tolist(), *state.prefetch.prefetch_row.flatten().tolist()]
+    assert not {*range(plan.cached, plan.cached + plan.staging)} & {*rows}
     model.hotset.close()
 
 
