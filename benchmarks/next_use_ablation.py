@@ -32,10 +32,11 @@ Gaps = dict[str, list[float | None]]
 Changes = dict[str, dict[str, str]]
 _ROWS = "ROW_RATE, ROW_BOOST, ROW_SLOWS = 0.01, 4.0,"
 VARIANTS: dict[str, Changes] = {
-    "next pass only (discount 0)": {"nextuse": {"return stay / (1.0 + stay)": "return 0.0 * stay"}},
-    "a fixed discount of 0.7": {"nextuse": {"return stay / (1.0 + stay)": "return 0.7 + 0.0 * stay"}},
+    "next pass only (discount 0)": {"nextuse": {"return root / (1.0 + root)": "return 0.0 * root"}},
+    "a fixed discount of 0.7": {"nextuse": {"return root / (1.0 + root)": "return 0.7 + 0.0 * root"}},
     "without weights of experts and signature": {"nextuse": {_ROWS: _ROWS.replace("0.01", "0.0")}},
     "without the signature's weights": {"nextuse": {"% length] % SIGNATURES": "% length] * 0"}},
+    "turns as passes of its own": {"nextuse": {"state.gap[stream] if event.phase == 1 else 1.0": "1.0"}},
     "rows learn at one pace": {"nextuse": {_ROWS: _ROWS.replace("4.0", "0.0")}},
     "without recall": {"_use_features": {"if found[which] > 0:": "if found[which] > 0 and False:"}},
     "without transitions": {

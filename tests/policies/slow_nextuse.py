@@ -36,10 +36,12 @@ class SlowNextUse:
         by_stream = self._streams_of(cache.tick, self._tokens(cache.tick - 1, event.layer))
         if by_stream:
             self._begin_passes(event, by_stream)
-            discount = layer.discount(cache, event)
+            stay = layer.stay(cache, event)
             for number in sorted(by_stream):
-                rate = 0.01 / math.sqrt(len(by_stream))
-                self._follow(event, self.streams[number], by_stream[number], discount, rate)
+                stream = self.streams[number]
+                turns = stream.gap if event.phase == Phase.DECODE else 1
+                rate, discount = 0.01 / math.sqrt(len(by_stream) * turns), discount_of(stay / turns)
+                self._follow(event, stream, by_stream[number], discount, rate)
         self._add_up(event.layer)
 
     def score(self, _, __, key):
@@ -223,14 +225,13 @@ class _SharedLayer:
             self.ever[e] += ever * (share - self.ever[e])
             self.lately[e] += lately * (share - self.lately[e])
 
-    def discount(self, cache, event):
-        """What a use is worth a pass later, from how many passes a resident stays."""
+    def stay(self, cache, event):
+        """How many passes of all a resident stays."""
         missing = sum((event.layer, e) not in cache.resident for e in event.experts)
         if event.phase == Phase.DECODE:
             self.churn += 0.02 * (missing - self.churn)
         held = sum(key[0] == event.layer for key in cache.resident)
-        stay = math.sqrt(max(held, 1) / max(self.churn, 1e-3))
-        return stay / (1 + stay)
+        return max(held, 1) / max(self.churn, 1e-3)
 
 
 class _Stream:
@@ -285,6 +286,11 @@ def signature_of(experts):
         mixed ^= mixed >> 15
         total, product = total + mixed, product * (mixed | 1) % 2**32
     return ((total ^ (product >> 7)) * 40503 >> 4) % 65536
+
+
+def discount_of(stay):
+    """What a use is worth a pass later, where residents stay so many."""
+    return math.sqrt(stay) / (1 + math.sqrt(stay))
 
 
 def logistic(x):

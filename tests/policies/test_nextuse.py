@@ -170,6 +170,28 @@ def test_the_discount_is_larger_where_residents_stay_longer(missing_per_pass, di
     assert controller.state.context[0, 0, 7] == pytest.approx(0.05 * (target - logistic(before)), abs=1e-7)
 
 
+def test_in_turns_a_stay_is_counted_in_passes_of_the_stream_and_weights_learn_more_slowly():
+    # Four requests take turns, so that from one pass of a stream to its next there are four of all.
+    turns = [[(request, [request])] for _ in range(40) for request in range(4)]
+    events = steps_of(8, turns)
+    controller = controller_of(events, slots=4)
+    controller.replay(events.slice(0, 156))
+    state = controller.state
+    assert state.gap[0] == pytest.approx(4, abs=1e-3)
+    before, weight, energy = float(state.value[0, 0, 7]), float(state.shared[11]), float(state.shared_energy[11])
+    predicted, learnt, row = state.value[0, 0].copy(), float(state.learnt[0, 0]), float(state.context[0, 0, 7])
+    state.churn[0] = 0.25 / 0.98  # four residents stay for 16 passes: 4 of its own, whose root is 2
+    controller.replay(events.slice(156, 157))
+    target = [1.0 if e == 0 else 2 / 3 * logistic(float(state.value[0, 0, e])) for e in range(8)]
+    surprise = [some - logistic(float(predicted[e])) for e, some in enumerate(target)]
+    assert target[7] - logistic(before) == pytest.approx(surprise[7])
+    pace = 0.01 * (1 + 4 / (1 + learnt / 8))
+    assert state.context[0, 0, 7] - row == pytest.approx(pace * surprise[7], rel=1e-3)
+    gradient = sum(surprise) / 8
+    step = 0.01 / math.sqrt(4) * gradient / math.sqrt(0.98 * energy + gradient**2 + 1e-12)
+    assert state.shared[11] - weight == pytest.approx(step, rel=1e-2)
+
+
 def test_without_routes_it_scores_by_the_common_rates():
     events = one_layer(4, 1, [[0], [0], [1]])
     assert events.routed is None

@@ -95,10 +95,12 @@ def observe(state: NextUseState, table: Any, event: EventView) -> None:
     if live == 0:  # what each token chose is not known
         _add_up(state, event.layer)
         return
-    discount, rate = _discount(state, table, event), RATE / math.sqrt(live)
+    stay = _stay(state, table, event)
     for stream in range(len(state.owner)):
         if state.turn[stream] == event.tick:
-            _follow_stream(state, event, stream, discount, rate)
+            apart = state.gap[stream] if event.phase == 1 else 1.0  # passes of all from one of its own to the next
+            rate = RATE / math.sqrt(live * apart)  # so many others learn before a prediction is put right
+            _follow_stream(state, event, stream, _discount(stay / apart), rate)
     _add_up(state, event.layer)
 
 
@@ -109,15 +111,21 @@ def score(state: NextUseState, table: Any, event: EventView, layer: int, expert:
 
 
 @compiled
-def _discount(state: NextUseState, table: Any, event: EventView) -> Any:
-    """What a use is worth a pass later: more where residents stay longer."""
+def _stay(state: NextUseState, table: Any, event: EventView) -> Any:
+    """How many passes residents of the layer stay."""
     missing = 0
     for expert in event.experts:
         missing += table.slot_of[event.layer, expert] < 0
     if event.phase == 1:
         state.churn[event.layer] += CHURN_RATE * (missing - state.churn[event.layer])
-    stay = math.sqrt(max(table.resident[event.layer], 1) / max(state.churn[event.layer], RARE))
-    return stay / (1.0 + stay)
+    return max(table.resident[event.layer], 1) / max(state.churn[event.layer], RARE)
+
+
+@compiled
+def _discount(stay: float) -> Any:
+    """What a use is worth a pass later: more where residents stay longer."""
+    root = math.sqrt(stay)
+    return root / (1.0 + root)
 
 
 @compiled
