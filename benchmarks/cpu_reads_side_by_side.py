@@ -21,7 +21,7 @@ from cpu_speed import DEFAULT_READ_AHEAD_KIB, LIMIT_MIB, TOKENS, WIDTH, measure
 
 from common import ROOT, publish
 
-MEMORY = ("96 slots", "auto")
+MEMORY = ("80 slots", "auto")
 WORKLOADS = ("it", "c")
 
 
