@@ -15,11 +15,50 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROUNDED = ("level",)  # powers and logarithms differ in the last bit between libraries
 
 
-class Twins:
-    """Serves every event on both sides and asserts that they agree."""
+class Rows:
+    """What lies in each row, by layer and expert: what an event computes with must be there, and stays until then."""
 
-    def __init__(self, shape, slots, spec, pairs, *, prepare=None, ring=4):
-        self.host = Controller(SlotPlan(shape, slots), parse(spec))
+    def __init__(self, twins, num_rows):
+        self.twins, self.num_rows = twins, num_rows
+        self.lies_in = {self.row_of(slot): key for key, slot in self.residents().items()}
+        self.exchanged = 0
+
+    def row_of(self, slot):
+        return int(self.twins.plan.row_of[slot])
+
+    def residents(self):
+        slot_of = self.twins.table.table.slot_of.cpu().numpy()
+        return {tuple(key): int(slot_of[tuple(key)]) for key in np.argwhere(slot_of >= 0).tolist()}
+
+    def serve(self, layer, asked):
+        """After an event was planned: residents are computed with while its loads arrive, and then those."""
+        out = self.twins.plan.out
+        rows, late = out.pair_row.tolist(), out.pair_late.tolist()
+        early = {row for row, is_late in zip(rows, late, strict=True) if row >= 0 and not is_late}
+        for expert, row, is_late in zip(asked.tolist(), rows, late, strict=True):
+            assert row < 0 or is_late or self.lies_in[row] == (layer, expert)
+        count = out.missing.item()
+        goes_to = out.job_row[:count].tolist()
+        assert len(set(goes_to)) == count
+        assert not early & set(goes_to)
+        self.lies_in |= {row: (layer, e) for row, e in zip(goes_to, out.loads[:count, 0].tolist(), strict=True)}
+        assert all(self.lies_in[row] == (layer, e) for row, e in zip(rows, asked.tolist(), strict=True) if row >= 0)
+        assert all(self.lies_in[self.row_of(slot)] == key for key, slot in self.residents().items())
+        staging = self.twins.plan.staging.tolist()
+        assert sorted([*self.twins.plan.row_of.tolist(), *staging]) == list(range(self.num_rows))
+        exchanged = early & set(staging)
+        assert len(exchanged) <= self.twins.host.plan.swaps
+        self.exchanged += len(exchanged)
+
+
+class Twins:
+    """Serves every event on both sides and asserts that they agree.
+
+    With rows of staging, rows are exchanged, and it is looked at what lies in them.
+    """
+
+    def __init__(self, shape, slots, spec, pairs, *, prepare=None, ring=4, staging=0):
+        self.host = Controller(SlotPlan(shape, slots, staging=staging), parse(spec))
         if prepare is not None:
             prepare(self.host)
         self.shape = shape
@@ -28,7 +67,12 @@ class Twins:
         self.staging_row = 2 * slots
         self.table = DeviceTable.upload(self.host, DEVICE)
         row_of = torch.from_numpy(self.row_of).to(DEVICE)
-        self.plan = Plan(self.host, self.table, pairs, row_of, self.staging_row, ring=ring)
+        listed = None
+        if staging:
+            rows = torch.from_numpy(rng.permutation(slots + staging).astype(np.int32)).to(DEVICE)
+            row_of, listed = rows[:slots], rows[slots:]
+        self.plan = Plan(self.host, self.table, pairs, row_of, self.staging_row, ring=ring, staging=listed)
+        self.rows = Rows(self, slots + staging) if staging else None
         self.loads = self.staged = self.evicted = 0
 
     def serve(self, layer, index):
@@ -43,7 +87,10 @@ class Twins:
         rows = self.host.table.loads[:missing]
         found = self.plan.out.missing.item()
         np.testing.assert_array_equal(self.plan.out.loads[:found].cpu().numpy(), rows)
-        self._check_rows(layer, asked, rows)
+        if self.rows is None:
+            self._check_rows(layer, asked, rows)
+        else:
+            self.rows.serve(layer, asked)
         self.loads += missing
         self.staged += int((rows[:, 1] < 0).sum())
         self.evicted += int((rows[:, 3] >= 0).sum())

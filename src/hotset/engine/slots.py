@@ -55,6 +55,12 @@ class SlotCache:
         """The policy's table of slots."""
         return self.controller.table
 
+    @property
+    def staging_in_order(self) -> bool:
+        """Whether the rows of staging are those that it began with: they are exchanged for others by some policies."""
+        first = self.controller.plan.cached
+        return self.staging == list(range(first, first + self._staging_rows))
+
     def reclaim(self) -> None:
         """Take the cache back from a device, if one goes on with it; before anything that the host does with it."""
         self.controller.residency.lease.recall()
@@ -170,8 +176,9 @@ class SlotCache:
         spare = sorted(set(range(self.num_rows)) - set(self.rows.tolist()), key=lambda row: (row not in fixed, row))
         self.staging[:], self._prefetch_rows = spare[: self._staging_rows], spare[self._staging_rows :]
 
-    def restore_rows(self, rows: Any, prefetch_rows: Any) -> None:
-        """Take over the rows of the slots and of prefetch, some of which were exchanged elsewhere."""
+    def restore_rows(self, rows: Any, prefetch_rows: Any, staging: Sequence[int]) -> None:
+        """Take over the rows of slots, prefetch and staging, some of which were exchanged elsewhere."""
         np.copyto(self.rows, rows)
+        self.staging[:] = staging  # in place: who moves experts holds this list
         changed = list(map(int, prefetch_rows))
         self._prefetch_rows[: len(changed)] = changed

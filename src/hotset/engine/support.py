@@ -15,6 +15,12 @@ from hotset.store import SlotLayout
 MAX_TOKENS = 8
 """Tokens of a step, one of each sequence; more are faster on the host path, which groups rows by expert."""
 
+LATE_HAS_RUN = False
+"""Whether admission `late`, and `nextuse`, which has it, were run on a GPU: until then the host serves them there.
+
+Set it once `make gpu-test` passes with it set; tests do so for themselves.
+"""
+
 
 class DeviceSupport:
     """Answers whether the device can drive a model: each reason against it in words."""

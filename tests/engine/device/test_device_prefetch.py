@@ -17,6 +17,7 @@ triton = pytest.importorskip("triton")
 
 from hotset.cache.controller import Controller  # noqa: E402
 from hotset.cache.plan import SlotPlan  # noqa: E402
+from hotset.engine import support  # noqa: E402
 from hotset.engine.device import prefetch_kernels as kernels  # noqa: E402
 from hotset.engine.device.gather import Gather, Work  # noqa: E402
 from hotset.engine.device.plan import Outputs, Plan  # noqa: E402
@@ -26,7 +27,7 @@ from hotset.engine.device.table import DeviceTable  # noqa: E402
 from hotset.engine.host.prefetcher import PrefetchCounts  # noqa: E402
 from hotset.forecasts import _learnt, gate  # noqa: E402
 from hotset.forecasts.base import Seen  # noqa: E402
-from hotset.policies import parse  # noqa: E402
+from hotset.policies import Admit, parse  # noqa: E402
 from hotset.prefetch import plan_prefetch  # noqa: E402
 from hotset.prefetch.votes import rank_by_votes  # noqa: E402
 from hotset.shape import ModelShape  # noqa: E402
@@ -71,7 +72,11 @@ class Machine:
         rows[rows >= self.cached] += self.staging  # the staging is in the middle, all else anywhere
         self.row_of = torch.from_numpy(rows[: self.cached].astype(np.int32)).to(DEVICE)
         self.table = DeviceTable.upload(self.host, DEVICE)
-        self.plan = Plan(self.host, self.table, tokens * top_k, self.row_of, self.cached, ring=4)
+        listed = torch.arange(self.cached, self.cached + self.staging, dtype=torch.int32, device=DEVICE)
+        self.plan = Plan(
+            self.host, self.table, tokens * top_k, self.row_of, self.cached, ring=4,
+            staging=listed if self.host.policy.admission is Admit.LATE else None,
+        )  # fmt: skip
         self.memory = torch.full((len(rows) + self.staging, SLOT), POISON, dtype=torch.uint8, device=DEVICE)
         source = torch.from_numpy(self.rng.integers(0, 255, (layers * experts, SLOT)).astype(np.uint8))
         self.source = source.pin_memory() if CUDA else source
@@ -91,6 +96,12 @@ class Machine:
 
     def row(self, layer: int, row: int) -> Any:
         return self.memory[row, : USED[layer]].cpu()
+
+    @property
+    def staging_rows(self) -> list[int]:
+        """The rows of staging now."""
+        listed = self.plan.staging
+        return [*range(self.cached, self.cached + self.staging)] if listed is None else listed.tolist()
 
     def run(self, events: list[Event], begins: str = "after") -> None:
         """One pass; an event begins before the predictions for it set out, while they are under way, or after that."""
@@ -161,7 +172,7 @@ class Machine:
         mine = [
             row for part, target in enumerate(targets) if target >= now for row in self.state.queued_row[part].tolist()
         ]
-        rows = [*range(self.cached, self.cached + self.staging), *self.state.prefetch_row.flatten().tolist()]
+        rows = [*self.staging_rows, *self.state.prefetch_row.flatten().tolist()]
         for row in set(rows) - set(mine):
             self.memory[row] = POISON
 
@@ -216,7 +227,7 @@ class Machine:
             if slot >= 0:
                 assert torch.equal(self.row(where, int(self.row_of[slot])), self.bytes_of(where, expert))
         own = sorted(self.row_of.tolist() + self.state.prefetch_row.flatten().tolist())
-        assert own == sorted({*range(len(self.memory))} - {*range(self.cached, self.cached + self.staging)})
+        assert own == sorted({*range(len(self.memory))} - {*self.staging_rows})
 
     def check_list(self, target: int) -> None:
         """Those picked are no residents, differ, and go to the target's part."""
@@ -322,6 +333,24 @@ def test_pairs_find_their_bytes_in_a_race(tokens: int) -> None:
     for _ in range(100):
         machine.run(events_of(machine.rng, tokens, "mixed"), "meanwhile")
     assert machine.claimed > 0
+
+
+@interpreted
+def test_what_an_event_evicts_of_its_own_computes_beside_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of its successor is of staging, or of a prediction: no two share one, and all pairs find their bytes."""
+    monkeypatch.setattr(support, "LATE_HAS_RUN", True)
+    stop_at_random(monkeypatch, 3)
+    machine = Machine(2, 5, "lfu:admit=late", seed=3)
+    machine.state.max_queued.fill_(PER_PART)
+    first, evicted = machine.staging_rows, 0
+    for _ in range(8):
+        uses = machine.rng.integers(0, 6, machine.host.state.uses.shape).astype(np.float64)
+        machine.host.state.uses[...] = uses
+        machine.table.state.uses.copy_(torch.from_numpy(uses))
+        machine.run(events_of(machine.rng, 2, "mixed"))
+        evicted += len(set(machine.staging_rows) - set(first))
+    assert evicted > 0
+    assert machine.exchanged > 0
 
 
 @interpreted

@@ -15,6 +15,7 @@ import triton.language as tl
 from hotset.cache.controller import Controller
 from hotset.cache.plan import Scope
 from hotset.cache.table import FOREVER
+from hotset.engine import support
 from hotset.engine.device.policies import find, names
 from hotset.engine.device.table import DeviceTable
 from hotset.errors import HotsetError
@@ -27,6 +28,7 @@ MAX_EXPERTS = 512
 
 _FOREVER = tl.constexpr(int(FOREVER))
 _ALWAYS, _SCORE = tl.constexpr(int(Admit.ALWAYS)), tl.constexpr(int(Admit.SCORE))
+_LATE = tl.constexpr(int(Admit.LATE))
 
 
 class Outputs(NamedTuple):
@@ -43,10 +45,10 @@ class Outputs(NamedTuple):
 
 @triton.jit(do_not_specialize=["layer", "staging_row"], do_not_specialize_on_alignment=["index"])
 def plan_event(
-    index, layer, table, state, out, row_of, staging_row, stop,
+    index, layer, table, state, out, row_of, staging_row, stop, staging,
     load_state: tl.constexpr, observe_and_score: tl.constexpr, variant: tl.constexpr, admit: tl.constexpr,
     layers: tl.constexpr, experts: tl.constexpr, lanes: tl.constexpr, pairs: tl.constexpr, width: tl.constexpr,
-    ring: tl.constexpr,
+    ring: tl.constexpr, num_staging: tl.constexpr,
 ):  # fmt: skip
     """Serve one event of one layer; run by one program."""
     tl.atomic_add(stop, 1, sem="relaxed")  # prefetch for this event ends
@@ -82,11 +84,14 @@ def plan_event(
     if admit == _ALWAYS and layers > 1:
         scarce = scarce & (num_used > movable)
     rank = tl.where(scarce, value, 0.0)  # equals come by rising number
-    slot_of, order, evicted, assigned = _assign(
+    slot_of, order, evicted, assigned, exchanged = _assign(
         table, layer, slot_of, value, rank, last, missing, tick, num_missing, num_free, first_slot,
         admit, experts, lanes,
     )  # fmt: skip
-    rows = _write_loads(table, out, row_of, staging_row, layer, rows, missing, slot_of, order, evicted, assigned, lanes)
+    rows, given, taken_from = _write_loads(
+        table, out, row_of, staging_row, staging, layer, rows, missing, slot_of, order, evicted, assigned, exchanged,
+        admit, lanes, num_staging,
+    )  # fmt: skip
 
     taken = tl.minimum(num_missing, num_free)
     tl.debug_barrier()  # no thread may still be loading what is stored here
@@ -97,6 +102,9 @@ def plan_event(
     tl.store(table.clock, tick)
     tl.store(table.passes + layer, passes)
     tl.store(out.missing, num_missing)
+    if admit == _LATE:
+        tl.store(taken_from, given, mask=exchanged >= 0)
+        tl.store(row_of + slot_of, rows, mask=exchanged >= 0)
     _write_pairs(out, asked, expert, rows, missing, pairs, width)
 
 
@@ -121,11 +129,18 @@ def _assign(
 ):  # fmt: skip
     """Give the missing experts slots, one after the other: empty ones, then those of victims.
 
-    Returns the slot of each expert now, and of the missing their order, their victims, and how many got a slot. The
-    table's own slot_of stays as it was meanwhile: a victim had its slot when the event began.
+    Returns the slot of each expert now, and of the missing their order, their victims, how many got a slot, and which
+    of them, by number, got that of an expert of the event. The table's own slot_of stays as it was meanwhile: a victim
+    had its slot when the event began.
     """
     expert = tl.arange(0, lanes)
     evictable = (slot_of >= 0) & (last < tick)
+    exchanged = tl.full((lanes,), -1, tl.int32)
+    if admit == _LATE:
+        own = (slot_of >= 0) & (last == tick)
+        most = tl.load(table.swaps).to(tl.int32)
+        evictable = evictable | (own & (most > 0))
+        swaps = 0
     turn = tl.where(evictable, last, 0) * lanes + expert  # of equals the older is evicted first, then the lower
     order = tl.full((lanes,), -1, tl.int32)
     evicted = tl.full((lanes,), -1, tl.int32)
@@ -140,6 +155,8 @@ def _assign(
         evicts = (first != _FOREVER) & (row >= num_free)
         if admit == _SCORE:
             evicts = evicts & (best >= lowest)
+        elif admit == _LATE:
+            evicts = evicts & (best > lowest)
         elif admit != _ALWAYS:
             evicts = row < 0  # only while slots are empty
         slot = tl.load(table.free + first_slot + num_free - 1 - row, mask=row < num_free, other=-1)
@@ -152,19 +169,38 @@ def _assign(
         evicted = tl.where(is_candidate & evicts, victim, evicted)
         order = tl.where(is_candidate, row, order)
         assigned += tl.where(slot >= 0, 1, 0)
+        if admit == _LATE:
+            is_own = evicts & (first >= tick * lanes)  # it is among those that were used last: by this event
+            exchanged = tl.where(is_candidate & is_own, swaps, exchanged)
+            swaps += is_own.to(tl.int32)
+            evictable = evictable & ((own == 0) | (swaps < most))
         row += 1
-    return slot_of, order, evicted, assigned
+    return slot_of, order, evicted, assigned, exchanged
 
 
 @triton.jit
 def _write_loads(
-    table, out, row_of, staging_row, layer, rows, missing, slot_of, order, evicted, assigned, lanes: tl.constexpr
-):
-    """Write what is to be loaded, where its bytes go and what is evicted; returns the row of each expert used."""
+    table, out, row_of, staging_row, staging, layer, rows, missing, slot_of, order, evicted, assigned, exchanged,
+    admit: tl.constexpr, lanes: tl.constexpr, num_staging: tl.constexpr,
+):  # fmt: skip
+    """Write what is to be loaded, where its bytes go and what is evicted; returns the row of each expert used.
+
+    An expert that was given the slot of one of its own event, which has yet to compute, goes to a row of staging: from
+    the end of the list, since experts without a slot take those at its beginning. The row that is staging's from then
+    on, and where in the list it belongs, come second and third.
+    """
     expert = tl.arange(0, lanes)
     has_slot = missing & (slot_of >= 0)
     goes_to = tl.load(row_of + slot_of, mask=has_slot, other=0)
-    goes_to = tl.where(has_slot, goes_to, staging_row + order - assigned)  # those without a slot come last
+    given, taken_from = goes_to, row_of
+    if num_staging > 0:
+        free = tl.load(staging + order - assigned, mask=missing & (slot_of < 0), other=0)
+    else:
+        free = staging_row + order - assigned
+    if admit == _LATE:
+        taken_from = staging + (num_staging - 1 - exchanged)
+        goes_to = tl.where(exchanged >= 0, tl.load(taken_from, mask=exchanged >= 0, other=0), goes_to)
+    goes_to = tl.where(has_slot, goes_to, free)  # those without a slot come last
     place = out.loads + order * 4
     tl.store(place, expert, mask=missing)
     tl.store(place + 1, slot_of, mask=missing)
@@ -173,7 +209,7 @@ def _write_loads(
     tl.store(out.job_row + order, goes_to, mask=missing)
     tl.store(table.expert_in + slot_of, expert, mask=has_slot)
     tl.store(table.layer_in + slot_of, tl.zeros((lanes,), tl.int32) + layer, mask=has_slot)
-    return tl.where(missing, goes_to, rows)
+    return tl.where(missing, goes_to, rows), given, taken_from
 
 
 @triton.jit
@@ -190,8 +226,10 @@ class Plan:
     """Plans the decode events of one cache on its device; calling it launches one kernel and waits for nothing.
 
     `pairs` is the number of tokens times top_k of every event; `row_of` (int32 [slots], on the device) says which row
-    of the arena each slot lies in, and staged experts go to the rows from `staging_row` on, up to `most_loads` of them.
-    The buffers in `out` are overwritten by every event. An index of sentinels alone changes nothing but them.
+    of the arena each slot lies in, and staged experts go to the rows from `staging_row` on, up to `most_loads` of them,
+    or to those that `staging` lists (int32, on the device). Admission `late` needs a list: an expert that its own event
+    evicts is computed from its row, and that row takes the place in the list of the one that its successor came to. The
+    buffers in `out` are overwritten by every event. An index of sentinels alone changes nothing but them.
     """
 
     def __init__(
@@ -204,6 +242,7 @@ class Plan:
         *,
         ring: int = 64,
         stop: Tensor | None = None,
+        staging: Tensor | None = None,
     ) -> None:
         reason = self.supports(controller.policy, controller.plan.scope)
         shape = controller.plan.shape
@@ -213,9 +252,11 @@ class Plan:
             )
         if reason is not None:
             raise HotsetError(f"this cache cannot be planned on the device: {reason}")
-        self.table, self.row_of, self.staging_row = table, row_of, staging_row
+        self.table, self.row_of, self.staging_row, self.staging = table, row_of, staging_row, staging
         self._stop = torch.zeros(1, dtype=torch.int64, device=table.device) if stop is None else stop
         self.most_loads = min(pairs, shape.experts)
+        if controller.policy.admission is Admit.LATE and (staging is None or len(staging) < self.most_loads):
+            raise HotsetError(f"an event may need {self.most_loads} rows of staging: list as many")
         self.out = _buffers(self.most_loads, pairs, shape.layers, ring, table.device)
         policy = find(controller.policy.name)
         self._state = policy.tensors(table.state)
@@ -233,6 +274,7 @@ class Plan:
             "pairs": pairs,
             "width": width,
             "ring": ring,
+            "num_staging": 0 if staging is None else len(staging),
         }
 
     @staticmethod
@@ -242,8 +284,8 @@ class Plan:
             return f"{policy.name} runs on the host only; on the device there are {', '.join(names())}"
         if scope is not Scope.LAYER:
             return "slots shared by all layers are chosen among on the host only"
-        if policy.admission is Admit.LATE:
-            return "with admit=late an event's own experts may be evicted while they are being computed"
+        if not support.LATE_HAS_RUN and policy.admission is Admit.LATE:
+            return f"{policy.name} with admit=late has not been run on a GPU yet"
         return find(policy.name).refuses(policy)
 
     def __call__(self, layer: int, index: Tensor) -> None:
@@ -251,7 +293,7 @@ class Plan:
         launch: Any = plan_event[(1,)]
         launch(
             index, layer, self.table.table, self._state, self.out, self.row_of, self.staging_row, self._stop,
-            **self._constants,
+            self.staging, **self._constants,
             num_warps=self.num_warps, enable_fp_fusion=False,
         )  # fmt: skip
 

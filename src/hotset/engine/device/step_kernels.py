@@ -167,7 +167,10 @@ def make_step_kernels(tokens: int, state: DeviceCacheState, controller: Controll
     if reasons:
         raise HotsetError(reasons[0])
     stop = None if prefetch is None else prefetch.stop
-    planned = Plan(controller, state.table, tokens * shape.top_k, state.row_of, plan.cached, ring=RING, stop=stop)
+    planned = Plan(
+        controller, state.table, tokens * shape.top_k, state.row_of, plan.cached, ring=RING, stop=stop,
+        staging=state.staging if state.lists_staging else None,
+    )  # fmt: skip
     used = [source.layout.used_bytes for source in catalog.layers]
     gather = Gather(host_arena.memory, arena.memory, catalog.slot_bytes, used, state.host_row_of)
     prefetching = prefetch and DevicePrefetch(prefetch, rules, gather, tokens=tokens, top_k=shape.top_k)

@@ -53,8 +53,11 @@ class DeviceSteps:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether what was made on the device is for another policy than the cache has now."""
-        return self.state is not None and self.state.policy is not self.cache.controller.policy
+        """Whether what was made on the device is for another policy than the cache has now, or for other staging."""
+        state, cache = self.state, self.cache
+        if state is None:
+            return False
+        return state.policy is not cache.controller.policy or not (state.lists_staging or cache.staging_in_order)
 
     def kernels_for(self, tokens: int) -> StepKernels:
         """The kernels for steps of so many tokens."""
