@@ -10,8 +10,10 @@ from hotset.cache.plan import SlotPlan
 from hotset.engine.device.plan import Plan
 from hotset.engine.device.table import DeviceTable
 from hotset.policies import parse
+from hotset.trace import Phase
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SCRATCH = ("scratch", "rows")  # of policies that look at what each token chose
 ROUNDED = ("level",)  # powers and logarithms differ in the last bit between libraries
 
 
@@ -75,15 +77,27 @@ class Twins:
         self.rows = Rows(self, slots + staging) if staging else None
         self.loads = self.staged = self.evicted = 0
 
-    def serve(self, layer, index):
-        """One event, given by the expert of each pair; whoever does not exist is no part of it."""
+    def serve(self, layer, index, requests=None):
+        """One event, given by the expert of each pair; whoever does not exist is no part of it.
+
+        A policy that asks is told whose each token is, of those that are part of the event.
+        """
         asked = np.asarray(index, np.int64)
+        tokens, routed = len(asked), ()
+        if requests is not None:
+            self.plan.tell(requests)
+            chosen = np.where((asked >= 0) & (asked < self.shape.experts), asked, -1).astype(np.int32)
+            chosen = chosen.reshape(len(requests), -1)
+            here = chosen.max(axis=1) >= 0
+            tokens, routed = int(here.sum()), (0, np.ascontiguousarray(chosen[here]), requests[here])
         self.plan(layer, torch.from_numpy(asked).to(DEVICE))
         real = asked[(asked >= 0) & (asked < self.shape.experts)]
         experts, counts = np.unique(real, return_counts=True)
         missing = 0
         if len(experts):
-            missing = self.host.route(layer, experts.astype(np.int32), counts.astype(np.int32), len(asked))
+            missing = self.host.route(
+                layer, experts.astype(np.int32), counts.astype(np.int32), tokens, Phase.DECODE, *routed
+            )
         rows = self.host.table.loads[:missing]
         found = self.plan.out.missing.item()
         np.testing.assert_array_equal(self.plan.out.loads[:found].cpu().numpy(), rows)
@@ -115,10 +129,10 @@ class Twins:
     def run(self, events):
         """All events, each a layer and its index; a new pass begins where the layer does not rise."""
         before = -1
-        for layer, index in events:
+        for layer, *asked in events:
             if layer <= before:
                 self.plan.out.step.add_(1)
-            self.serve(layer, index)
+            self.serve(layer, *asked)
             before = layer
         self.agree()
 
@@ -129,6 +143,8 @@ class Twins:
                 same_bits(name, getattr(self.table.table, name).cpu().numpy(), theirs)
         for name, theirs in self.host.state._asdict().items():
             mine = getattr(self.table.state, name).cpu().numpy()
+            if name in SCRATCH and self.host.policy.needs_routes:
+                continue
             if name in ROUNDED:
                 np.testing.assert_allclose(mine, theirs, rtol=1e-12, err_msg=name)
             else:

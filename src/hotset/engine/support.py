@@ -58,9 +58,11 @@ class DeviceSupport:
         return [reason for reason in dict.fromkeys(found) if reason is not None]
 
     @staticmethod
-    def check_batch(tokens: int, shape: ModelShape, staging: int) -> list[str]:
+    def check_batch(tokens: int, shape: ModelShape, staging: int, policy: Policy | None = None) -> list[str]:
         """All reasons against steps of so many tokens: all that they may miss must find a row."""
         found = []
+        if policy is not None and policy.needs_routes:
+            found += _too_few_streams(tokens, shape, policy)
         if tokens > MAX_TOKENS:
             found.append(f"steps of more than {MAX_TOKENS} tokens are faster when the host groups them by expert")
         needed = min(tokens * shape.top_k, shape.experts)
@@ -70,3 +72,13 @@ class DeviceSupport:
                 f"with staging={needed} or more, on the command line by --staging {needed}"
             )
         return found
+
+
+def _too_few_streams(tokens: int, shape: ModelShape, policy: Policy) -> list[str]:
+    """Why a policy that follows each request cannot follow so many on the device."""
+    from hotset.engine.device.policies import find, names  # needs Triton
+
+    most = find(policy.name).most_tokens if policy.name in names() else None
+    if most is None or most(policy, shape) >= tokens:
+        return []
+    return [f"{policy.name} follows {most(policy, shape)} requests, and where more share them the host drives"]

@@ -120,8 +120,8 @@ class DecodeGraphs:
 
     def _fits(self, tokens: int) -> bool:
         """Whether the device serves so many tokens at once; says once, of each number, what it lacks to do so."""
-        plan = self.decode.cache.controller.plan
-        reasons = DeviceSupport.check_batch(tokens, plan.shape, plan.staging)
+        plan, policy = self.decode.cache.controller.plan, self.decode.cache.controller.policy
+        reasons = DeviceSupport.check_batch(tokens, plan.shape, plan.staging, policy)
         if reasons and tokens <= MAX_TOKENS and tokens not in self._told:
             self._told.add(tokens)
             self.warn(f"the host drives batches of {tokens}: {reasons[0]}")

@@ -82,7 +82,7 @@ class Follower:
             experts, counts = count_experts(row, log.tokens)
             if len(experts):
                 stall = max(float(stalled_s[layer]), 0.0)
-                missed += self._serve(step, layer, experts, counts, log.tokens, stall)
+                missed += self._serve(step, layer, experts, counts, row.reshape(log.tokens, -1), stall)
         if pending.variant.prefetch:
             now = log.tallies()
             if self._prefetcher is not None:
@@ -93,10 +93,14 @@ class Follower:
         if pending.timed and self._prefetcher is not None:
             self._compare(self._prefetcher, pending, seconds, missed)
 
-    def _serve(self, step: Step, layer: int, experts: Ints, counts: Ints, tokens: int, stalled_s: float) -> int:
+    def _serve(self, step: Step, layer: int, experts: Ints, counts: Ints, chosen: Rows, stalled_s: float) -> int:
         """Serve an event that the device has served; returns how many experts it missed."""
         self._stats.begin_event(step, layer)
-        missing = self._controller.route(layer, experts, counts, tokens, step.phase, step.first_request)
+        tokens, routed = len(chosen), ()
+        if self._controller.policy.needs_routes:
+            here = chosen.max(axis=1) >= 0  # tokens that pass a layer by are no part of the event
+            tokens, routed = int(here.sum()), (chosen[here].astype(np.int32), step.requests(len(chosen))[here])
+        missing = self._controller.route(layer, experts, counts, tokens, step.phase, step.first_request, *routed)
         if missing:
             if self._stats.listener is not None:
                 self._stats.listener(layer, self._controller.table.loads[:missing].copy())

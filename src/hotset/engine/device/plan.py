@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +24,7 @@ from hotset.errors import HotsetError
 from hotset.policies import Admit, Policy
 
 Tensor = torch.Tensor
+Ints = npt.NDArray[np.int32]
 
 MAX_PAIRS = 128
 MAX_EXPERTS = 512
@@ -260,6 +263,8 @@ class Plan:
         self.out = _buffers(self.most_loads, pairs, shape.layers, ring, table.device)
         policy = find(controller.policy.name)
         self._state = policy.tensors(table.state)
+        self._follow = policy.follower and policy.follower(table.table, self._state, shape, pairs // shape.top_k)
+        self._told: Ints | None = None  # whose the tokens are, as the device was told last
         lanes, width = max(triton.next_power_of_2(shape.experts), 16), max(triton.next_power_of_2(pairs), 2)
         # One warp needs no barriers to add up, as long as it can hold the pairs by the experts in its registers.
         self.num_warps = max(policy.least_warps, min(lanes * width // 1024, 8))
@@ -284,12 +289,21 @@ class Plan:
             return f"{policy.name} runs on the host only; on the device there are {', '.join(names())}"
         if scope is not Scope.LAYER:
             return "slots shared by all layers are chosen among on the host only"
-        if not support.LATE_HAS_RUN and policy.admission is Admit.LATE:
-            return f"{policy.name} with admit=late has not been run on a GPU yet"
+        if not support.LATE_HAS_RUN and (policy.admission is Admit.LATE or find(policy.name).follower is not None):
+            return f"{policy.name} with admit={policy.admission.name.lower()} has not been run on a GPU yet"
         return find(policy.name).refuses(policy)
+
+    def tell(self, requests: Ints) -> None:
+        """Say whose the tokens of the next events are, for policies that ask."""
+        if self._follow is None or (self._told is not None and np.array_equal(requests, self._told)):
+            return
+        self._told = requests
+        self._follow.requests.copy_(torch.from_numpy(requests))
 
     def __call__(self, layer: int, index: Tensor) -> None:
         """Plan one event: index (int64) names each pair's expert, or one that does not exist."""
+        if self._follow is not None:
+            self._follow(layer, index)
         launch: Any = plan_event[(1,)]
         launch(
             index, layer, self.table.table, self._state, self.out, self.row_of, self.staging_row, self._stop,

@@ -31,6 +31,7 @@ class Replay:
         try:
             for name, tensor in inputs.items():
                 captured.inputs[name].copy_(tensor)
+            captured.kernels.plan.tell(step.requests(captured.kernels.tokens))
             captured.graph.replay()
             self._note_launch(step, captured, began, recorder, timed=timed)
         except BaseException:

@@ -163,7 +163,7 @@ def make_step_kernels(tokens: int, state: DeviceCacheState, controller: Controll
     """The kernels for steps of so many tokens of one cache."""
     catalog, specs, arena, host_arena, rules, predict = parts
     shape, plan, prefetch = controller.plan.shape, controller.plan, state.prefetch
-    reasons = DeviceSupport.check_batch(tokens, shape, plan.staging)
+    reasons = DeviceSupport.check_batch(tokens, shape, plan.staging, controller.policy)
     if reasons:
         raise HotsetError(reasons[0])
     stop = None if prefetch is None else prefetch.stop
