@@ -9,7 +9,7 @@ import torch
 
 CLASSES = {
     "experts": ("up_kernel", "down_kernel", "up_units_kernel", "down_units_kernel", "order_kernel"),
-    "plan": ("plan_event",),
+    "plan": ("plan_event", "follow_event"),
     "demand copies": ("gather",),
     "guesses: copies": ("send",),
     "guesses: choice": ("claim", "pick"),

@@ -28,8 +28,8 @@ TESTS = (
 )
 
 CPU_ONLY = {
-    "compile_kernels.py", "test_compiled_kernels.py", "test_packed_rows.py", "test_row_bits.py",
-    "test_vector_widths.py",
+    "compile_kernels.py", "compile_plans.py", "test_compiled_kernels.py", "test_compiled_plans.py",
+    "test_packed_rows.py", "test_row_bits.py", "test_vector_widths.py",
 }  # fmt: skip
 """Files in those folders that run on no GPU."""
 

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 import hotset  # noqa: E402
 from hotset import policies, reference  # noqa: E402
 from hotset.cache.controller import Controller  # noqa: E402
+from hotset.engine import support  # noqa: E402
 from hotset.engine.arena import poison  # noqa: E402
 from hotset.errors import HotsetError  # noqa: E402
 
@@ -26,7 +27,7 @@ FAMILIES = {
     "qwen3_moe": {}, "olmoe": {}, "mixtral": {"sliding_window": 8}, "deepseek_v2": {}, "deepseek_v3": {},
     "gpt_oss": {"sliding_window": 8}, "glm4_moe": {},
 }  # fmt: skip
-POLICIES = ["lru", "lfu", "slru", "lfru", "decay", "blend"]
+POLICIES = ["lru", "lfu", "slru", "lfru", "decay", "blend", "lru:admit=late", "blend:admit=late", "nextuse"]
 PROMPT = "La storia della città di Roma"
 TEXTS = [PROMPT, "int main(void) {", "Der Wald ist im Winter", "def fibonacci(n):\n    if n < 2:"]
 DEVICE = "cuda"
@@ -38,6 +39,7 @@ def _untimed() -> Iterator[None]:
     """Take the first choice for every kernel: to compile and time them all takes minutes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOTSET_TUNE", "0")
+        patch.setattr(support, "LATE_HAS_RUN", True)
         yield
 
 
@@ -268,6 +270,31 @@ def test_replaying_the_recorded_run_gives_the_same_loads(tokenizer: Any, policy:
     plan, residents = engine.controller.plan, engine.controller.residents()
     model.hotset.close()
     again = Controller(plan, policies.parse(policy))
+    counted = again.replay(hotset.Trace.load(tmp_path / "t.safetensors").events()).counters.as_dict()
+    assert (counted["hits"], counted["misses"]) == (stats["hits"], stats["misses"])
+    assert again.residents() == residents
+
+
+@pytest.mark.parametrize("prefetch", ["off", "gate"])
+@pytest.mark.parametrize("policy", ["blend:admit=late", "nextuse"])
+def test_four_requests_with_late_admission(
+    tokenizer: Any, stock: Any, policy: str, prefetch: str, tmp_path: Path
+) -> None:
+    """What an event evicts of its own computes first; a replay of the recording loads the same."""
+    ids, mask = batch_of(tokenizer, TEXTS)
+    expected = text(stock, ids, 48, mask)
+    model = load(policy=policy, memory="12.5%", prefetch=prefetch, staging=4 * TOP_K)
+    with model.hotset.trace(tmp_path / "t.safetensors"):
+        assert text(model, ids, 48, mask) == expected
+        assert text(model, ids_of(tokenizer), 16) == text(stock, ids_of(tokenizer), 16)
+    stats, engine = driven(model), model.hotset.engine
+    cache, residents = engine.cache, engine.controller.residents()
+    cache.reclaim()
+    held = [*cache.rows.tolist(), *cache.staging]
+    assert len({*held, *cache.prefetch_rows}) == cache.num_rows
+    assert not cache.staging_in_order
+    model.hotset.close()
+    again = Controller(engine.controller.plan, policies.parse(policy))
     counted = again.replay(hotset.Trace.load(tmp_path / "t.safetensors").events()).counters.as_dict()
     assert (counted["hits"], counted["misses"]) == (stats["hits"], stats["misses"])
     assert again.residents() == residents

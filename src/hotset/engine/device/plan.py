@@ -293,12 +293,16 @@ class Plan:
             return f"{policy.name} with admit={policy.admission.name.lower()} has not been run on a GPU yet"
         return find(policy.name).refuses(policy)
 
+    @property
+    def follows_requests(self) -> bool:
+        """Whether the policy asks whose each token is."""
+        return self._follow is not None
+
     def tell(self, requests: Ints) -> None:
-        """Say whose the tokens of the next events are, for policies that ask."""
-        if self._follow is None or (self._told is not None and np.array_equal(requests, self._told)):
-            return
-        self._told = requests
-        self._follow.requests.copy_(torch.from_numpy(requests))
+        """Say whose the tokens of the next events are, for a policy that asks."""
+        if self._follow is not None and not (self._told is not None and np.array_equal(requests, self._told)):
+            self._told = requests
+            self._follow.requests.copy_(torch.from_numpy(requests))
 
     def __call__(self, layer: int, index: Tensor) -> None:
         """Plan one event: index (int64) names each pair's expert, or one that does not exist."""

@@ -23,7 +23,7 @@ class DeviceTable:
     It takes 12 bytes for each expert of the model and 12 for each slot, and beside that the policy's state: 8 bytes
     for each expert under lru, lfu and decay, 16 under lfru, 17 under slru, and 164 under blend, with transitions
     another 4 times the experts of a layer. For 48 layers of 128 experts under blend that is about 4 MiB. Under nextuse
-    it is some 100 MiB: rows of weights, and what is kept of 16 requests.
+    it is some 60 MiB: rows of weights, and what is kept of 16 requests.
     """
 
     def __init__(self, table: Table, state: Any) -> None:

@@ -1,8 +1,8 @@
 """The next use on the device: before the plan, a kernel follows each stream, learns and predicts as the host does.
 
 One program takes the tokens of an event in turn, in the order of their streams, since what one stream teaches the next
-predicts from. Sums run in the host's order, and products are not fused into them: all is the same to the last bit. What one thread stores
-and another loads goes through memory, with a barrier between.
+predicts from. Sums run in the host's order, and products are not fused into them: all is the same to the last bit. What
+one thread stores and another loads goes through memory, with a barrier between.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ import triton
 import triton.language as tl
 
 from hotset.engine.device.policies import DevicePolicy, EventFollower
+from hotset.engine.device.policies._use_rates import (
+    aged_rates,
+    common_rates,
+    followers,
+    store_tile,
+    transitions,
+    weigh_rates,
+)
+from hotset.engine.device.policies._use_rows import add_rows, learn_rows, list_rows
 from hotset.engine.device.policies._use_streams import find_streams, next_stream, of_stream, recall
+from hotset.engine.device.policies._use_weights import learn_weights, logistic, weight
 from hotset.policies import _regression as shared
 from hotset.policies import _use_features as features
 from hotset.policies import nextuse as host
@@ -22,25 +32,12 @@ from hotset.shape import ModelShape
 
 Tensor = torch.Tensor
 
-_RATES, _COMMON, _FEATURES = (
-    tl.constexpr(features.RATES), tl.constexpr(features.COMMON), tl.constexpr(features.FEATURES)
-)  # fmt: skip
-_MEAN, _LIFT, _BIAS, _RECALL = (
-    tl.constexpr(features.MEAN), tl.constexpr(features.LIFT), tl.constexpr(features.BIAS),
-    tl.constexpr(features.RECALL),
-)  # fmt: skip
-_SMOOTH, _RARE = tl.constexpr(features.SMOOTH), tl.constexpr(features.RARE)
-_LANES, _FORGET, _MIN_ENERGY = (
-    tl.constexpr(shared.LANES), tl.constexpr(shared.FORGET), tl.constexpr(shared.MIN_ENERGY)
-)  # fmt: skip
-_RATE, _ROW_RATE, _ROW_BOOST, _ROW_SLOWS = (
-    tl.constexpr(host.RATE), tl.constexpr(host.ROW_RATE), tl.constexpr(host.ROW_BOOST), tl.constexpr(host.ROW_SLOWS)
-)  # fmt: skip
-_CHURN_RATE, _PRIOR, _SIGNATURES = (
-    tl.constexpr(host.CHURN_RATE), tl.constexpr(host.PRIOR), tl.constexpr(host.SIGNATURES)
-)  # fmt: skip
-_RATE_ROWS, _ROWS = tl.constexpr(8), tl.constexpr(32)  # powers of two that hold all rates, and all features
-_RATES_ON_HOST, _MOST_TOKENS = features.RATES, 16
+_COMMON, _FEATURES, _MEAN = tl.constexpr(features.COMMON), tl.constexpr(features.FEATURES), tl.constexpr(features.MEAN)
+_LIFT, _BIAS, _RECALL = tl.constexpr(features.LIFT), tl.constexpr(features.BIAS), tl.constexpr(features.RECALL)
+_RARE, _RATES = tl.constexpr(features.RARE), tl.constexpr(features.RATES)
+_RATE, _CHURN_RATE, _PRIOR = tl.constexpr(host.RATE), tl.constexpr(host.CHURN_RATE), tl.constexpr(host.PRIOR)
+_LANES, _SIGNATURES = tl.constexpr(shared.LANES), tl.constexpr(host.SIGNATURES)
+_MOST_TOKENS = 16
 _TILE = 8192  # values of rows at a time
 
 
@@ -80,7 +77,7 @@ class NextUseTensors(NamedTuple):
     clock: Tensor
     scratch: Tensor
     rows: Tensor
-    fresh: Tensor  # float32 [_RATE_ROWS], of one token
+    fresh: Tensor  # float32 [8], of one token
     lately: Tensor  # float64 [_MOST_TOKENS + 1], of so many tokens
 
 
@@ -123,7 +120,7 @@ def follow_event(
             layers, tokens, top_k, width, streams, stream_lanes, length,
         )  # fmt: skip
         live = tl.sum((token_of >= 0).to(tl.int32), axis=0)
-        ever, lately = _common_rates(state, layer, counts, live, padded, lanes)
+        ever, lately = common_rates(state, layer, counts, live, padded, lanes)
         discount = _discount(state, layer, tl.load(table.resident + layer), num_missing)
         rate = _RATE / tl.sqrt(live.to(tl.float64))
         left = token_of >= 0
@@ -139,27 +136,6 @@ def follow_event(
             left = left & (tl.arange(0, stream_lanes) != stream)
             stream = next_stream(left, stream_lanes)
         _add_up(state, layer, goes_on, lately, layers, padded, lanes, streams, stream_lanes)
-
-
-@triton.jit
-def _common_rates(state, layer, counts, tokens, padded: tl.constexpr, lanes: tl.constexpr):
-    """Rates of use of all streams together: of all time, and lately."""
-    expert = tl.arange(0, lanes)
-    inside = expert < padded
-    place = state.common + layer * 2 * padded + expert
-    rate, late_rate = tl.load(place, mask=inside, other=0.0), tl.load(place + padded, mask=inside, other=0.0)
-    seen = tl.load(state.common_seen + layer) + tokens.to(tl.float64)
-    ever = tokens.to(tl.float64) / seen
-    lately = tl.load(state.lately + tokens)
-    lately = tl.where(lately > ever, lately, ever).to(tl.float32)
-    used = (counts.to(tl.float64) / tokens.to(tl.float64)).to(tl.float32)
-    rate += ever.to(tl.float32) * (used - rate)
-    late_rate += lately * (used - late_rate)
-    tl.debug_barrier()
-    tl.store(place, rate, mask=inside)
-    tl.store(place + padded, late_rate, mask=inside)
-    tl.store(state.common_seen + layer, seen)
-    return rate, late_rate
 
 
 @triton.jit
@@ -198,46 +174,46 @@ def _pass(
     held = tl.load(state.active + base * most)
     held = tl.where(is_first, -1, held)
     seen = tl.where(is_first, _PRIOR, tl.load(state.seen + base)) + 1.0
-    spot, follows, followed, led = _followers(state, layer, previous, used, experts, padded, lanes)
-    rates = _aged_rates(state, base, is_first, lately, used, seen, padded, lanes)
-    _list_rows(state, chosen, ring, base, is_first, layer, stream, number, experts, top_k, length, depth, row_lanes)
-    mean, lift = _transitions(state, chosen, layer, previous, used, ever, experts, padded, lanes, top_k)
+    spot, follows, followed, led = followers(state, layer, previous, used, experts, padded, lanes)
+    rates = aged_rates(state, base, is_first, lately, used, seen, padded, lanes)
+    list_rows(state, chosen, ring, base, is_first, layer, stream, number, experts, top_k, length, depth, row_lanes)
+    mean, lift = transitions(state, chosen, layer, previous, used, ever, experts, padded, lanes, top_k)
     tl.debug_barrier()  # the rows are listed
-    value = _weigh_rates(state, layer, base, is_first, lately, used, seen, padded, lanes)
-    value += _weight(state, layer, _COMMON) * tl.sqrt_rn(ever)
-    value += _weight(state, layer, _COMMON + 1) * tl.sqrt_rn(lately)
-    value += _weight(state, layer, _MEAN) * mean
-    value += _weight(state, layer, _LIFT) * lift
+    value = weigh_rates(state, layer, base, is_first, lately, used, seen, padded, lanes)
+    value += weight(state, layer, _COMMON) * tl.sqrt_rn(ever)
+    value += weight(state, layer, _COMMON + 1) * tl.sqrt_rn(lately)
+    value += weight(state, layer, _MEAN) * mean
+    value += weight(state, layer, _LIFT) * lift
     bias = (expert < experts).to(tl.float32)
-    value += _weight(state, layer, _BIAS) * bias
+    value += weight(state, layer, _BIAS) * bias
     near, soon, far = recall(
         state, 0, layer, stream, number, passes, layers, top_k, lanes, streams, stream_lanes, length, chunk
     )
-    value += _weight(state, layer, _RECALL) * near
-    value += _weight(state, layer, _RECALL + 1) * soon
-    value += _weight(state, layer, _RECALL + 2) * far
+    value += weight(state, layer, _RECALL) * near
+    value += weight(state, layer, _RECALL + 1) * soon
+    value += weight(state, layer, _RECALL + 2) * far
     near_2, soon_2, far_2 = recall(
         state, 1, layer, stream, number, passes, layers, top_k, lanes, streams, stream_lanes, length, chunk
     )
-    value += _weight(state, layer, _RECALL + 3) * near_2
-    value += _weight(state, layer, _RECALL + 4) * soon_2
-    value += _weight(state, layer, _RECALL + 5) * far_2
+    value += weight(state, layer, _RECALL + 3) * near_2
+    value += weight(state, layer, _RECALL + 4) * soon_2
+    value += weight(state, layer, _RECALL + 5) * far_2
     context = state.context + layer.to(tl.int64) * (((depth + 1) * experts + _SIGNATURES) * padded)
-    value = _add_rows(state, context, value, padded, lanes, at_a_time)
+    value = add_rows(state, context, value, padded, lanes, at_a_time)
 
-    target = tl.where(used > 0, 1.0, discount * _logistic(value))
-    surprise = (target - _logistic(before)).to(tl.float32)
+    target = tl.where(used > 0, 1.0, discount * logistic(value))
+    surprise = (target - logistic(before)).to(tl.float32)
     surprise = tl.where(expert < experts, surprise, 0.0)
     tl.store(state.scratch + 2 * padded + expert, surprise, mask=inside)
     tl.debug_barrier()
     if held >= 0:
-        _learn_weights(state, layer, base, rate, experts, padded)
+        learn_weights(state, layer, base, rate, experts, padded)
         learnt = state.learnt + layer * ((depth + 1) * experts + _SIGNATURES)
-        _learn_rows(state.active + base * most, context, learnt, surprise, held, padded, lanes, chunk)
+        learn_rows(state.active + base * most, context, learnt, surprise, held, padded, lanes, chunk)
     tl.debug_barrier()
     x = state.features + base * (_FEATURES * padded) + expert
-    _store_tile(state.rates + base * (_RATES * padded), rates, padded, lanes)
-    _store_tile(state.features + base * (_FEATURES * padded), tl.sqrt_rn(rates), padded, lanes)
+    store_tile(state.rates + base * (_RATES * padded), rates, padded, lanes)
+    store_tile(state.features + base * (_FEATURES * padded), tl.sqrt_rn(rates), padded, lanes)
     tl.store(x + _COMMON * padded, tl.sqrt_rn(ever), mask=inside)
     tl.store(x + (_COMMON + 1) * padded, tl.sqrt_rn(lately), mask=inside)
     tl.store(x + _MEAN * padded, mean, mask=inside)
@@ -262,184 +238,6 @@ def _pass(
 
 
 @triton.jit
-def _followers(
-    state, layer, previous, used, experts: tl.constexpr, padded: tl.constexpr, lanes: tl.constexpr
-):  # fmt: skip
-    """How often each expert followed those of the pass before, where that is counted, and how often these were."""
-    expert = tl.arange(0, lanes)
-    table = state.follows + layer.to(tl.int64) * (experts * padded)
-    spot = table + previous[:, None] * padded + expert[None, :]
-    follows = tl.load(spot, mask=(previous[:, None] >= 0) & (used[None, :] > 0), other=0.0)
-    led = tl.max((previous[:, None] == expert[None, :]).to(tl.int32), axis=0) > 0
-    return spot, follows, tl.load(state.followed + layer * experts + expert, mask=led, other=0.0), led
-
-
-@triton.jit
-def _aged_rates(state, base, is_first, lately, used, seen, padded: tl.constexpr, lanes: tl.constexpr):
-    """The rates of a stream, a token older; a request begins with those that all streams had lately."""
-    rate, expert = tl.arange(0, _RATE_ROWS), tl.arange(0, lanes)
-    there = (rate[:, None] < _RATES) & (expert[None, :] < padded)
-    spot = state.rates + base * (_RATES * padded) + rate[:, None] * padded + expert[None, :]
-    rates = tl.where(is_first, lately[None, :], tl.load(spot, mask=there, other=0.0))
-    fresh = tl.where(rate == _RATES - 1, (1.0 / seen).to(tl.float32), tl.load(state.fresh + rate))
-    return rates + fresh[:, None] * (used[None, :] - rates)
-
-
-@triton.jit
-def _weigh_rates(state, layer, base, is_first, lately, used, seen, padded: tl.constexpr, lanes: tl.constexpr):
-    """What the same rates add to the log-odds, one after the other as on the host."""
-    expert = tl.arange(0, lanes)
-    inside = expert < padded
-    value = tl.zeros((lanes,), tl.float32)
-    for number in tl.static_range(_RATES):
-        rate = tl.load(state.rates + base * (_RATES * padded) + number * padded + expert, mask=inside, other=0.0)
-        rate = tl.where(is_first, lately, rate)
-        fresh = tl.load(state.fresh + number)
-        if number == _RATES - 1:
-            fresh = (1.0 / seen).to(tl.float32)
-        rate += fresh * (used - rate)
-        value += _weight(state, layer, number) * tl.sqrt_rn(rate)
-    return value
-
-
-@triton.jit
-def _transitions(
-    state, chosen, layer, previous, used, ever,
-    experts: tl.constexpr, padded: tl.constexpr, lanes: tl.constexpr, top_k: tl.constexpr,
-):  # fmt: skip
-    """What usually follows the experts that a token chose: the mean probability, and the summed lift.
-
-    What this pass adds to their rows is not stored yet.
-    """
-    expert = tl.arange(0, lanes)
-    inside = expert < padded
-    table = state.follows + layer.to(tl.int64) * (experts * padded)
-    mean, lift = tl.zeros((lanes,), tl.float32), tl.zeros((lanes,), tl.float32)
-    usual = ever + _RARE
-    held = 0
-    for place in tl.static_range(top_k):
-        before = tl.load(chosen + place)
-        there = (before >= 0) & (before < experts)
-        counted = tl.max((previous == before).to(tl.int32), axis=0) > 0
-        row = tl.load(table + before * padded + expert, mask=inside & there, other=0.0)
-        row = tl.where(counted, row + used, row)
-        times = tl.load(state.followed + layer * experts + before, mask=there, other=0.0)
-        times += tl.where(counted, 1.0, 0.0)
-        scale = tl.div_rn(tl.full((1,), 1.0, tl.float32), times.to(tl.float32) + _SMOOTH)
-        probability = (row + usual * _SMOOTH) * scale
-        mean = tl.where(there, mean + probability, mean)
-        lift = tl.where(there, lift + tl.div_rn(probability - usual, probability + usual), lift)
-        held += there.to(tl.int32)
-    share = (1.0 / tl.maximum(held, 1).to(tl.float64)).to(tl.float32)
-    return tl.sqrt_rn(mean * share), lift
-
-
-@triton.jit
-def _list_rows(
-    state, chosen, ring, base, is_first, layer, stream, number,
-    experts: tl.constexpr, top_k: tl.constexpr, length: tl.constexpr, depth: tl.constexpr, row_lanes: tl.constexpr,
-):  # fmt: skip
-    """List the rows of what was chosen, here and in the layers before, here a pass ago, and that of the signature."""
-    row = tl.arange(0, row_lanes)
-    part, place = row // top_k, row % top_k
-    here = tl.load(chosen + place, mask=part == 0, other=-1)
-    here = tl.where((here >= 0) & (here < experts), here, -1).to(tl.int32)
-    before = (part > 0) & (part < depth) & (part <= layer)
-    earlier = tl.load(ring + (layer - part) * top_k + place, mask=before, other=-1).to(tl.int32)
-    ago = tl.load(state.routes + base * top_k + place, mask=(part == depth) & (is_first == 0), other=-1)
-    signed = tl.load(state.signature + stream.to(tl.int64) * length + number % length)
-    expert = tl.maximum(tl.maximum(here, earlier), ago)
-    listed = tl.where(row == (depth + 1) * top_k, (depth + 1) * experts + (signed % _SIGNATURES).to(tl.int32),
-                      tl.where(expert >= 0, part * experts + expert, -1))  # fmt: skip
-    position = tl.cumsum((listed >= 0).to(tl.int32), axis=0)
-    tl.store(state.rows + position, listed, mask=listed >= 0)
-    tl.store(state.rows, tl.max(position, axis=0))
-
-
-@triton.jit
-def _add_rows(state, context, value, padded: tl.constexpr, lanes: tl.constexpr, at_a_time: tl.constexpr):
-    """Add the rows to the log-odds, one after the other as on the host; many of them on their way at once."""
-    expert = tl.arange(0, lanes)
-    held = tl.load(state.rows)
-    start = 0
-    while start < held:
-        for place in tl.static_range(at_a_time):
-            there = start + place < held
-            row = tl.load(state.rows + 1 + start + place, mask=there, other=0)
-            value += tl.load(context + row * padded + expert, mask=(expert < padded) & there, other=0.0)
-        start += at_a_time
-    return value
-
-
-@triton.jit
-def _learn_weights(state, layer, base, rate, experts: tl.constexpr, padded: tl.constexpr):
-    """One step of temporal differences, for the shared weights and the layer's own."""
-    feature, lane = tl.arange(0, _ROWS), tl.arange(0, _LANES)
-    there = feature < _FEATURES
-    rows = state.features + base * (_FEATURES * padded) + feature[:, None] * padded + lane[None, :]
-    place = layer * _FEATURES + feature
-    shared = tl.load(state.shared + feature, mask=there, other=0.0)
-    shared_energy = tl.load(state.shared_energy + feature, mask=there, other=1.0)
-    own = tl.load(state.own + place, mask=there, other=0.0)
-    own_energy = tl.load(state.own_energy + place, mask=there, other=1.0)
-    sums = tl.zeros((_ROWS, _LANES), tl.float64)
-    for start in tl.static_range(0, padded, _LANES):
-        surprise = tl.load(state.scratch + 2 * padded + start + lane)
-        product = surprise[None, :] * tl.load(rows + start, mask=there[:, None], other=0.0)
-        sums += product.to(tl.float64)
-    gradient = _add_lanes(sums) / experts
-    square = gradient * gradient + _MIN_ENERGY
-    shared_energy = shared_energy * _FORGET + square
-    own_energy = own_energy * _FORGET + square
-    tl.debug_barrier()
-    tl.store(state.shared_energy + feature, shared_energy, mask=there)
-    tl.store(state.own_energy + place, own_energy, mask=there)
-    tl.store(state.shared + feature, shared + rate * gradient / tl.sqrt(shared_energy), mask=there)
-    tl.store(state.own + place, own + rate * gradient / tl.sqrt(own_energy), mask=there)
-
-
-@triton.jit
-def _add_lanes(sums):
-    """The eight lanes of each row added in the host's order: neighbours first."""
-    even, odd = tl.split(tl.reshape(sums, (_ROWS, 4, 2)))
-    even, odd = tl.split(tl.reshape(even + odd, (_ROWS, 2, 2)))
-    even, odd = tl.split(even + odd)
-    return even + odd
-
-
-@triton.jit
-def _learn_rows(
-    active, context, learnt, surprise, held, padded: tl.constexpr, lanes: tl.constexpr, chunk: tl.constexpr
-):  # fmt: skip
-    """The same for the rows that the prediction was made of: new ones learn faster."""
-    expert = tl.arange(0, lanes)
-    start = 0
-    while start < held:
-        place = start + tl.arange(0, chunk)
-        there = place < held
-        at = tl.load(active + 1 + place, mask=there, other=0)
-        times = tl.load(learnt + at, mask=there, other=0.0)
-        spot = context + at[:, None] * padded + expert[None, :]
-        inside = there[:, None] & (expert < padded)[None, :]
-        row = tl.load(spot, mask=inside, other=0.0)
-        slowed = times.to(tl.float64) / _ROW_SLOWS + 1.0
-        boost = tl.full((chunk,), _ROW_BOOST, tl.float64) / slowed
-        step = ((boost + 1.0) * _ROW_RATE).to(tl.float32)
-        tl.debug_barrier()
-        tl.store(spot, row + step[:, None] * surprise[None, :], mask=inside)
-        tl.store(learnt + at, times + 1.0, mask=there)
-        start += chunk
-
-
-@triton.jit
-def _store_tile(place, rows, padded: tl.constexpr, lanes: tl.constexpr):
-    """Store one row per rate."""
-    rate, expert = tl.arange(0, _RATE_ROWS), tl.arange(0, lanes)
-    there = (rate[:, None] < _RATES) & (expert[None, :] < padded)
-    tl.store(place + rate[:, None] * padded + expert[None, :], rows, mask=there)
-
-
-@triton.jit
 def _add_up(
     state, layer, goes_on, lately, layers: tl.constexpr, padded: tl.constexpr, lanes: tl.constexpr,
     streams: tl.constexpr, stream_lanes: tl.constexpr,
@@ -453,28 +251,11 @@ def _add_up(
     alone = stream >= streams
     while stream < streams:
         place = (stream.to(tl.int64) * layers + layer) * padded + expert
-        unused = unused * (1.0 - _logistic(tl.load(state.value + place, mask=inside, other=0.0)))
+        unused = unused * (1.0 - logistic(tl.load(state.value + place, mask=inside, other=0.0)))
         left = left & (tl.arange(0, stream_lanes) != stream)
         stream = next_stream(left, stream_lanes)
     worth = tl.where(alone, lately.to(tl.float64) - 1.0, 0.0 - unused)
     tl.store(state.worth + layer * padded + expert, worth, mask=inside)
-
-
-@triton.jit
-def _logistic(x):
-    """The host's logistic function: multiplications only, repeated squaring."""
-    x = x.to(tl.float64)
-    power = 1.0 - tl.minimum(tl.abs(x), 24.0) / 256.0
-    for _ in tl.static_range(8):
-        power = power * power
-    small = power / (power + 1.0)
-    return tl.where(x > 0, 1.0 - small, small)
-
-
-@triton.jit
-def _weight(state, layer, feature):
-    """A feature's weight in this layer."""
-    return (tl.load(state.shared + feature) + tl.load(state.own + layer * _FEATURES + feature)).to(tl.float32)
 
 
 class Following:
@@ -521,8 +302,10 @@ def _lanes(count: int, least: int = 2) -> int:
 
 
 def _tensors(state: Any) -> NextUseTensors:
-    fresh = torch.zeros(_RATE_ROWS.value, dtype=torch.float32)
-    fresh[: _RATES_ON_HOST - 1] = torch.tensor([1.0 - 0.5 ** (1.0 / half_life) for half_life in features.HALF_LIVES])
+    fresh = torch.zeros(8, dtype=torch.float32)
+    fresh[: len(features.HALF_LIVES)] = torch.tensor(
+        [1.0 - 0.5 ** (1.0 / half_life) for half_life in features.HALF_LIVES]
+    )
     lately = [1.0 - 0.5 ** (tokens / features.COMMON_HALF_LIFE) for tokens in range(_MOST_TOKENS + 1)]
     device = state.rates.device
     return NextUseTensors(
