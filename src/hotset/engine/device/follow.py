@@ -96,7 +96,8 @@ class Follower:
     def _serve(self, step: Step, layer: int, experts: Ints, counts: Ints, chosen: Rows, stalled_s: float) -> int:
         """Serve an event that the device has served; returns how many experts it missed."""
         self._stats.begin_event(step, layer)
-        tokens, routed = len(chosen), ()
+        tokens = len(chosen)
+        routed: tuple[Ints, ...] = ()
         if self._controller.policy.needs_routes:
             here = chosen.max(axis=1) >= 0  # tokens that pass a layer by are no part of the event
             tokens, routed = int(here.sum()), (chosen[here].astype(np.int32), step.requests(len(chosen))[here])

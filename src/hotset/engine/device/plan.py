@@ -301,8 +301,8 @@ class Plan:
     def tell(self, requests: Ints) -> None:
         """Say whose the tokens of the next events are, for a policy that asks."""
         if self._follow is not None and not (self._told is not None and np.array_equal(requests, self._told)):
-            self._told = requests
             self._follow.requests.copy_(torch.from_numpy(requests))
+            self._told = requests
 
     def __call__(self, layer: int, index: Tensor) -> None:
         """Plan one event: index (int64) names each pair's expert, or one that does not exist."""

@@ -38,7 +38,7 @@ _RARE, _RATES = tl.constexpr(features.RARE), tl.constexpr(features.RATES)
 _RATE, _CHURN_RATE, _PRIOR = tl.constexpr(host.RATE), tl.constexpr(host.CHURN_RATE), tl.constexpr(host.PRIOR)
 _LANES, _SIGNATURES = tl.constexpr(shared.LANES), tl.constexpr(host.SIGNATURES)
 _MOST_TOKENS = 16
-_TILE = 8192  # values of rows at a time
+_TILE = 4096  # values of rows at a time: more would not fit into registers
 
 
 class NextUseTensors(NamedTuple):
@@ -268,7 +268,7 @@ class Following:
         experts, top_k = shape.experts, shape.top_k
         lanes, most = _lanes(experts, 16), state.rows.shape[0]
         row_lanes = _lanes(most)
-        self._warps = 4 if lanes <= 128 else 8
+        self._warps = 4 if lanes <= 64 else 8
         self._constants = {
             "layers": shape.layers,
             "experts": experts,
