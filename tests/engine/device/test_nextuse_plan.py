@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from itertools import count
+from itertools import count, cycle
 
 import numpy as np
 import pytest
@@ -163,6 +163,21 @@ def test_a_recorded_workload_is_planned_as_on_the_host(italian, streams):
         for layer in range(shape.layers)
     )
     assert twins.evicted > 0
+
+
+def test_requests_in_turns_learn_as_on_the_host():
+    """Steps of one request each: what it predicted is put right three steps later, and a stay is a third as long."""
+    speakers = Speakers(SMALL, 3, seed=7)
+
+    def turns(passes):
+        for one, _ in zip(cycle(range(3)), range(passes), strict=False):
+            for layer, index, requests in speakers.step():
+                yield layer, index.reshape(3, -1)[one], requests[one : one + 1]
+
+    twins = Twins(SMALL, 6 * SMALL.layers, "nextuse", SMALL.top_k, staging=SMALL.top_k)
+    twins.run(turns(24 * LONG))
+    assert twins.evicted > 0
+    assert twins.host.state.gap.max() > 2
 
 
 def test_sentinels_alone_are_no_event():

@@ -24,7 +24,7 @@ def find_streams(
     """Give every token's request a stream, and begin a pass where one begins.
 
     Returns, of each stream, its token or -1, whether it begins a request here, the first of the passes under way, all
-    its passes, and whether it goes on, or waits longer than it used to.
+    its passes, how many passes of all lie between two of them, and whether it goes on, or waits longer than it used to.
     """
     stream, pair = tl.arange(0, stream_lanes), tl.arange(0, width)
     inside = stream < streams
@@ -82,7 +82,7 @@ def find_streams(
             state, index, moves, token_of, passes, begins, layers, top_k, streams, stream_lanes, length
         )  # fmt: skip
     goes_on = inside & (passes > 0) & ((clock - last).to(tl.float64) <= gap * 1.25 - 0.5)
-    return token_of, begins, first, passes, goes_on
+    return token_of, begins, first, passes, gap, goes_on
 
 
 @triton.jit

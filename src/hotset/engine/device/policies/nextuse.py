@@ -115,19 +115,21 @@ def follow_event(
     both = tl.sum((counts > 0).to(tl.int32) + (((counts > 0) & (slot_of < 0)).to(tl.int32) << 16), axis=0)
     num_used, num_missing = both & 0xFFFF, both >> 16
     if num_used > 0:  # an event of sentinels alone is none
-        token_of, begins, first, passes, goes_on = find_streams(
+        token_of, begins, first, passes, gap, goes_on = find_streams(
             state, index, requests, asked, layer, tl.load(table.clock) + 1,
             layers, tokens, top_k, width, streams, stream_lanes, length,
         )  # fmt: skip
         live = tl.sum((token_of >= 0).to(tl.int32), axis=0)
         ever, lately = common_rates(state, layer, counts, live, padded, lanes)
-        discount = _discount(state, layer, tl.load(table.resident + layer), num_missing)
-        rate = _RATE / tl.sqrt(live.to(tl.float64))
+        stay = _stay(state, layer, tl.load(table.resident + layer), num_missing)
         left = token_of >= 0
         stream = next_stream(left, stream_lanes)
         while stream < streams:
             token, number = of_stream(token_of, stream, stream_lanes), of_stream(first, stream, stream_lanes)
             is_first = of_stream(begins.to(tl.int32), stream, stream_lanes) > 0
+            apart = of_stream(gap, stream, stream_lanes)  # passes of all from one of its own to the next
+            root, rate = tl.sqrt(stay / apart), _RATE / tl.sqrt(live.to(tl.float64) * apart)
+            discount = root / (root + 1.0)
             _pass(
                 state, index + token * top_k, layer, stream, number, is_first, passes, ever, lately, discount, rate,
                 layers, experts, padded, lanes, top_k, k_lanes, streams, stream_lanes, length, depth, row_lanes,
@@ -139,15 +141,13 @@ def follow_event(
 
 
 @triton.jit
-def _discount(state, layer, resident, num_missing):
-    """What a use is worth a pass later: more where residents stay longer."""
+def _stay(state, layer, resident, num_missing):
+    """How many passes residents of the layer stay."""
     churn = tl.load(state.churn + layer)
     churn += (num_missing.to(tl.float64) - churn) * _CHURN_RATE
     tl.debug_barrier()
     tl.store(state.churn + layer, churn)
-    stay = tl.maximum(resident, 1).to(tl.float64) / tl.where(churn > _RARE, churn, _RARE)
-    stay = tl.sqrt(stay)
-    return stay / (stay + 1.0)
+    return tl.maximum(resident, 1).to(tl.float64) / tl.where(churn > _RARE, churn, _RARE)
 
 
 @triton.jit
