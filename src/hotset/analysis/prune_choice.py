@@ -15,7 +15,7 @@ Mask = npt.NDArray[np.bool_]
 Kept = tuple[tuple[int, ...], ...]
 """The experts of each layer that are kept, rising."""
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)\s*%")
-_NUMBER = re.compile(r"[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,1000}")
 MIN_PER_GROUP = 2
 """A router with groups scores each by its two best experts."""
 
