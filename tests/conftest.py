@@ -8,8 +8,18 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from examples import LONG
 
 from hotset import plugins
+
+with suppress(ImportError):  # then the tests that draw examples are left out
+    from hypothesis import HealthCheck, settings
+
+    # The same examples every time, so that a change is judged by what it changed; `make test-long` draws new ones.
+    # A busy machine is slow: neither a test nor the drawing of its examples fails by the clock.
+    _settings = {"derandomize": not LONG, "deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("hotset", **_settings)
+    settings.load_profile("hotset")
 
 with suppress(ImportError):  # then whatever needs torch is left out
     import torch
