@@ -1,6 +1,6 @@
 """`python -m hotset` is the `hotset` command."""
 
-from hotset.cli.app import main
+from hotset.cli.entry import main
 
 if __name__ == "__main__":
     main()

@@ -1,8 +1,9 @@
-"""SIGTERM ends a command as Ctrl-C does: what was learnt and recorded is kept; a kill loses seconds at most."""
+"""SIGTERM and a closed terminal end a command as Ctrl-C does: what was learnt and recorded is kept."""
 
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -166,6 +167,20 @@ def test_an_interrupt_while_text_is_executed_leaves_the_exit_code(tmp_path: Path
     command = [sys.executable, "-m", "hotset", "version"]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, check=False)
     assert done.returncode == 143, done
+
+
+def test_what_was_learnt_and_traced_is_kept_when_the_terminal_is_closed(tmp_path: Path) -> None:
+    learnt, traced = tmp_path / "p.safetensors", tmp_path / "t.safetensors"
+    child, screen = pty.fork()
+    words = ["run", "-p", "Il mare", "--max-new-tokens", 900, "--memory", "25%", "--learn", learnt, "--trace", traced]
+    if not child:
+        os.execv(sys.executable, [sys.executable, "-W", "ignore", "-m", "hotset", *map(str, words)])  # noqa: S606
+    said = b""
+    while b"document" not in said:  # it answers
+        said += os.read(screen, 1 << 10)
+    os.close(screen)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 129
+    assert Profile.load(learnt).tokens.sum() == Trace.load(traced).tokens > 3
 
 
 def test_blocks_for_signals_do_nothing_in_other_threads() -> None:

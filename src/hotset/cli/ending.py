@@ -44,7 +44,7 @@ def _fail(error: Exception) -> int:
     debugging = os.environ.get(DEBUG, "") not in ("", "0")
     if debugging:
         traceback.print_exception(error, file=sys.stderr)
-    if isinstance(error, typer.Abort):
+    if isinstance(error, typer.Abort) or _is_interrupt(error):
         return exit_code()
     if isinstance(error, _UsageError):
         return _misuse(error)
@@ -58,6 +58,20 @@ def _fail(error: Exception) -> int:
         return _report(f"out of memory: {what}", WRONG_INPUT)
     more = "the lines above say where" if debugging else f"run it again with {DEBUG}=1 and report what it shows"
     return _report(f"hotset failed ({type(error).__name__}: {one_line(error)}): {more}", OWN_FAULT)
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether a fault is what a library made of Ctrl-C, as Python does while a class is made.
+
+    Of hotset's own errors only what they were raised from counts: one may come of saving after an interrupt.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ if isinstance(error, HotsetError) else error.__cause__ or error.__context__
+    return False
 
 
 def _misuse(error: Any) -> int:

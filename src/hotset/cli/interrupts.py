@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: they ask generation to stop, and hold until what is being saved is saved.
+"""Ctrl-C, SIGTERM and SIGHUP: they ask generation to stop, and hold until what is being saved is saved.
 
-SIGTERM is what service managers, containers and schedulers send before they kill: it ends a command as Ctrl-C does, and
-for good.
+SIGTERM is what service managers, containers and schedulers send before they kill, SIGHUP comes when a terminal is
+closed: they end a command as Ctrl-C does, and for good.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from typing import Any
 
 from hotset.generation.stopping import Stop
 
-INTERRUPTED, TERMINATED = 130, 143
-"""What shells report of programs that SIGINT and SIGTERM have ended."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED, TERMINATED, HUNG_UP = 130, 143, 129
+"""What shells report of programs that SIGINT, SIGTERM and SIGHUP have ended."""
+_FOR_GOOD = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, *_FOR_GOOD)
 _seen: set[int] = set()  # the signals that have come, of this process
 
 
 def exit_code() -> int:
     """The exit code of a command that was stopped."""
-    return TERMINATED if is_terminated() else INTERRUPTED
+    if signal.SIGTERM in _seen:
+        return TERMINATED
+    return HUNG_UP if signal.SIGHUP in _seen else INTERRUPTED
 
 
 def is_terminated() -> bool:
-    """Whether SIGTERM has come: the command is to end, whatever it was asked to do next."""
-    return signal.SIGTERM in _seen
+    """Whether SIGTERM or SIGHUP has come: the command is to end, whatever it was asked to do next."""
+    return any(number in _seen for number in _FOR_GOOD)
 
 
 @contextmanager
@@ -38,10 +41,13 @@ def _on_signals(react: Callable[[], None], numbers: tuple[int, ...] = _SIGNALS) 
         return
 
     def handle(number: int, _: Any) -> None:
+        again = number in _seen
         _seen.add(number)
-        react()
+        if not (again and number == signal.SIGHUP):  # the system and the shell both send it, and no person insists
+            react()
 
-    before = {number: signal.signal(number, handle) for number in numbers}
+    ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # nohup
+    before = {number: signal.signal(number, handle) for number in numbers if number not in ignored}
     try:
         yield
     finally:
@@ -51,9 +57,9 @@ def _on_signals(react: Callable[[], None], numbers: tuple[int, ...] = _SIGNALS) 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: what it holds is saved on the way out."""
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does: what it holds is saved on the way out."""
     _seen.clear()
-    with _on_signals(_leave, (signal.SIGTERM,)):
+    with _on_signals(_leave, _FOR_GOOD):
         yield
 
 
@@ -72,7 +78,7 @@ def saving() -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """Within the block Ctrl-C and SIGTERM ask to stop; the second one leaves at once."""
+    """Within the block all three ask to stop; a second one leaves at once."""
     stop = Stop()
 
     def ask() -> None:
@@ -86,7 +92,7 @@ def stop_on_signals() -> Iterator[Stop]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Within the block Ctrl-C and SIGTERM leave, by the next call of what it yields at last: imports swallow them."""
+    """Within the block all three leave, by the next call of what it yields at last: imports swallow them."""
     asked = Stop()
 
     def leave() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ class _Stream:
     """A text stream whose failures are told as hotset's own; all else is the stream's."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream, self._at_terminal = stream, stream.isatty()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -61,6 +62,8 @@ class _Stream:
     def _tell(self, error: OSError) -> None:
         if isinstance(error, BrokenPipeError):
             raise ReaderLeft from None
+        if error.errno == errno.EIO and self._at_terminal:  # it was closed; SIGHUP says what to do about it
+            return
         raise HotsetError(f"cannot write to stdout ({error.strerror or error}): choose another place") from error
 
 
