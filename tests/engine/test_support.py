@@ -40,6 +40,14 @@ def test_without_triton_there_is_one_reason(monkeypatch: pytest.MonkeyPatch) -> 
     assert DeviceSupport.check(policies.parse("window"), Scope.POOL, [], page_locked=False) == ["Triton is missing"]
 
 
+def test_no_policy_is_offered_that_was_not_run_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    (told,) = check("window")
+    assert "blend" in told
+    assert "nextuse" not in told
+    monkeypatch.setattr(support, "LATE_HAS_RUN", True)
+    assert "nextuse" in check("window")[0]
+
+
 def test_a_step_must_find_rows_for_all_that_it_may_miss() -> None:
     shape = ModelShape(2, 16, 4)
     assert DeviceSupport.check_batch(2, shape, 8) == []

@@ -286,7 +286,8 @@ class Plan:
     def supports(policy: Policy, scope: Scope) -> str | None:
         """Why a policy cannot be planned on the device, or None if it can."""
         if policy.name not in names():
-            return f"{policy.name} runs on the host only; on the device there are {', '.join(names())}"
+            others = [name for name in names() if support.LATE_HAS_RUN or find(name).follower is None]
+            return f"{policy.name} runs on the host only; on the device there are {', '.join(others)}"
         if scope is not Scope.LAYER:
             return "slots shared by all layers are chosen among on the host only"
         if not support.LATE_HAS_RUN and (policy.admission is Admit.LATE or find(policy.name).follower is not None):
