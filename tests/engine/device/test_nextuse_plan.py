@@ -24,6 +24,7 @@ from hotset.engine.device.plan import Plan, plan_event  # noqa: E402
 from hotset.engine.device.table import DeviceTable  # noqa: E402
 from hotset.engine.support import DeviceSupport  # noqa: E402
 from hotset.policies import parse  # noqa: E402
+from hotset.policies.nextuse import SIGNATURES  # noqa: E402
 from hotset.shape import ModelShape  # noqa: E402
 from hotset.trace import Phase  # noqa: E402
 
@@ -134,6 +135,19 @@ def test_from_nothing_and_with_tokens_that_pass_layers_by(admit):
     twins.run(speakers.steps(12 * LONG))
     assert twins.evicted > 0
     assert len(set(twins.host.state.owner.tolist())) == 4
+
+
+def test_tokens_that_choose_experts_without_weights_as_well():
+    """Such have numbers past those of the layer; neither side looks at which of them it was."""
+    speakers, rng = Speakers(SMALL, 1, seed=11), np.random.default_rng(11)
+    twins = Twins(SMALL, 5 * SMALL.layers, "nextuse:streams=1,depth=1", 3, staging=3)
+
+    def mixed(steps):
+        for layer, index, requests in steps:
+            yield layer, np.where(rng.random(len(index)) < 0.3, SMALL.experts + index % 3, index), requests
+
+    twins.run(mixed(speakers.steps(4 * LONG)))
+    assert twins.host.state.learnt[:, -SIGNATURES:].any()
 
 
 @pytest.mark.parametrize("streams", [1, 4, 8])

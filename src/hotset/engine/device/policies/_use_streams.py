@@ -18,8 +18,8 @@ _LATEST = tl.constexpr((1 << 63) - 1)
 @triton.jit
 def find_streams(
     state, index, requests, asked, layer, tick,
-    layers: tl.constexpr, tokens: tl.constexpr, top_k: tl.constexpr, width: tl.constexpr, streams: tl.constexpr,
-    stream_lanes: tl.constexpr, length: tl.constexpr,
+    layers: tl.constexpr, experts: tl.constexpr, tokens: tl.constexpr, top_k: tl.constexpr, width: tl.constexpr,
+    streams: tl.constexpr, stream_lanes: tl.constexpr, length: tl.constexpr,
 ):  # fmt: skip
     """Give every token's request a stream, and begin a pass where one begins.
 
@@ -79,7 +79,7 @@ def find_streams(
     tl.store(state.begins + stream * layers + layer, tl.zeros((stream_lanes,), tl.int32), mask=live)
     if moving > 0:
         _note_places(
-            state, index, moves, token_of, passes, begins, layers, top_k, streams, stream_lanes, length
+            state, index, moves, token_of, passes, begins, layers, experts, top_k, streams, stream_lanes, length
         )  # fmt: skip
     goes_on = inside & (passes > 0) & ((clock - last).to(tl.float64) <= gap * 1.25 - 0.5)
     return token_of, begins, first, passes, gap, goes_on
@@ -117,7 +117,8 @@ def _begin_elsewhere(
 @triton.jit
 def _note_places(
     state, index, moves, token_of, passes, begins,
-    layers: tl.constexpr, top_k: tl.constexpr, streams: tl.constexpr, stream_lanes: tl.constexpr, length: tl.constexpr,
+    layers: tl.constexpr, experts: tl.constexpr, top_k: tl.constexpr, streams: tl.constexpr,
+    stream_lanes: tl.constexpr, length: tl.constexpr,
 ):  # fmt: skip
     """Find where the signature of each pass that begins, and its pair, were met before; one stream after the other."""
     left = moves
@@ -132,7 +133,7 @@ def _note_places(
             empty = tl.full((128,), -1, tl.int16)
             tl.store(state.history + at * (layers * top_k) + place, empty, mask=place < layers * top_k)
         before = tl.load(state.signature + begin + (number - 1) % length)
-        own = _signature(index + token * top_k, top_k)
+        own = _signature(index + token * top_k, experts, top_k)
         pair = (before * 7919 + own) % _PLACES
         paired = (before >= 0) & (is_first == 0)
         met = tl.load(state.places + own)
@@ -150,12 +151,14 @@ def _note_places(
 
 
 @triton.jit
-def _signature(chosen, top_k: tl.constexpr):
-    """A hash of the set of experts that a token chose."""
+def _signature(chosen, experts: tl.constexpr, top_k: tl.constexpr):
+    """A hash of the set of experts that a token chose; what is no expert of the layer counts as -1, as on the host."""
     total = tl.zeros((), tl.int64)
     product = tl.full((), 1, tl.int64)
     for k in tl.static_range(top_k):
-        mixed = ((tl.load(chosen + k) + 1) * 2654435761) & 0xFFFFFFFF
+        expert = tl.load(chosen + k)
+        expert = tl.where((expert >= 0) & (expert < experts), expert, -1)
+        mixed = ((expert + 1) * 2654435761) & 0xFFFFFFFF
         mixed = mixed ^ (mixed >> 15)
         total += mixed
         product = (product * (mixed | 1)) & 0xFFFFFFFF

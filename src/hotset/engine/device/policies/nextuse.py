@@ -117,7 +117,7 @@ def follow_event(
     if num_used > 0:  # an event of sentinels alone is none
         token_of, begins, first, passes, gap, goes_on = find_streams(
             state, index, requests, asked, layer, tl.load(table.clock) + 1,
-            layers, tokens, top_k, width, streams, stream_lanes, length,
+            layers, experts, tokens, top_k, width, streams, stream_lanes, length,
         )  # fmt: skip
         live = tl.sum((token_of >= 0).to(tl.int32), axis=0)
         ever, lately = common_rates(state, layer, counts, live, padded, lanes)
