@@ -17,7 +17,7 @@ _CACHE = "What a cache would do"
 Targets = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="TRACE...|MODEL",
+        metavar="TRACE|MODEL",
         help="Traces of one model (files, or reference:NAME); with --prompts a model to run.",
         show_default=False,
     ),

@@ -16,6 +16,7 @@ from hotset.cli.compiling import compile_cli
 from hotset.cli.doctor import doctor
 from hotset.cli.ending import run_and_report
 from hotset.cli.forecast import forecast
+from hotset.cli.help_words import Commands
 from hotset.cli.interrupts import terminable
 from hotset.cli.models import models
 from hotset.cli.output import JsonFlag, emit
@@ -29,7 +30,7 @@ from hotset.cli.stats import stats
 from hotset.cli.study import study
 from hotset.cli.trace import app as trace_app
 
-app = typer.Typer(
+app = Commands(
     name="hotset",
     help="Run Mixture-of-Experts models larger than memory, and prove by replay what a cache would save.",
     no_args_is_help=True,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotset.cli.help_words import Commands
 from hotset.cli.output import JsonFlag, emit, note
 from hotset.cli.run_options import TrustRemoteCode
 from hotset.cli.targets import ForceFlag, refuse_existing
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hotset.profile import Fingerprint, Profile
     from hotset.trace import Trace
 
-app = typer.Typer(
+app = Commands(
     help="Keep what was learnt from use: list, show, merge, compare and make profiles.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

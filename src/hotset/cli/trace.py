@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from hotset.cli import trace_synth
+from hotset.cli.help_words import Commands
 from hotset.cli.live import with_messages
 from hotset.cli.output import JsonFlag, emit, note
 from hotset.cli.record import record
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _KINDS = "vllm, sglang, flame, llama_csv, token_csv, route_csv, npz or jsonl"
 
-app = typer.Typer(
+app = Commands(
     help="Record what was routed: import, inspect and reshape traces.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -90,7 +91,7 @@ def _about_steps(found: str | None) -> str | None:
 
 @app.command("info")
 def info(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files.", show_default=False)],
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Trace files.", show_default=False)],
     as_json: JsonFlag = False,
 ) -> None:
     """Show what a trace holds and how cacheable it is.
@@ -155,7 +156,7 @@ def split(
 
 @app.command("merge")
 def merge(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files.", show_default=False)],
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE", help="Trace files.", show_default=False)],
     out: OutFile,
     force: ForceFlag = False,
     as_json: JsonFlag = False,

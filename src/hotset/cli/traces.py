@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TraceFile = Annotated[
     Path, typer.Argument(metavar="TRACE", help="A trace file, or reference:NAME.", show_default=False)
 ]
-TraceFiles = Annotated[list[Path], typer.Argument(metavar="T...", help="Trace files, or reference:NAME.")]
+TraceFiles = Annotated[list[Path], typer.Argument(metavar="TRACE", help="Trace files, or reference:NAME.")]
 OutFile = Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace.", show_default=False)]
 
 
