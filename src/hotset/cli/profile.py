@@ -61,7 +61,7 @@ def show(name: Name, as_json: JsonFlag = False) -> None:
 
 @app.command("merge")
 def merge(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Profiles of one model.", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Profiles of one model.", show_default=False)],
     out: OutName,
     weights: Annotated[
         str | None, typer.Option(metavar="LIST", help="How much each counts, such as 2,1; all alike if left out.")
