@@ -81,6 +81,10 @@ def test_no_folder_to_write_to_is_said_once_and_all_works(package: Path, tmp_pat
     assert (done.returncode, done.stdout.strip()) == (0, "worked"), done.stderr
     assert done.stderr.count(NOTE) == 1
     assert len(done.stderr.splitlines()) == 1
+    file = tmp_path / "file"
+    file.write_text("")  # as a folder of another user, which root could write to
+    told = run_child(package, tmp_path / "home", env={"NUMBA_CACHE_DIR": str(file / "folder")}).stderr
+    assert f"NUMBA_CACHE_DIR, {file / 'folder'}, cannot be written to" in told
 
 
 def test_a_damaged_file_is_compiled_anew(package: Path, tmp_path: Path) -> None:

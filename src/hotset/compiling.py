@@ -165,7 +165,9 @@ class _NotKept(NullCache):
             raise NotKeptError
 
     def save_overload(self, sig: Any, cres: Any) -> None:  # noqa: ARG002 - as Numba calls it
-        _say("neither hotset's folder nor the home folder can be written to")
+        chosen = os.environ.get("NUMBA_CACHE_DIR")
+        places = f"NUMBA_CACHE_DIR, {chosen}, cannot" if chosen else "neither hotset's folder nor the home folder can"
+        _say(f"{places} be written to")
 
 
 def _say(reason: str) -> None:

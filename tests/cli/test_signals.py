@@ -220,14 +220,18 @@ def test_a_trace_that_cannot_be_written_is_refused_before_the_work(command: str,
     assert call(*words) == (2, "", f"error: {place} is a folder: give the name of a file\n")
 
 
-def test_a_profile_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_profile_that_cannot_be_used_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "p.safetensors", tmp_path / f"{'n' * 300}.safetensors"):
         with pytest.raises(HotsetError, match="cannot write "):
             check_writable(path)
+    monkeypatch.setattr("hotset.cli.loading.compile_first", lambda *_: pytest.fail("that takes minutes"))
     refused = call("run", "-p", "x", "--learn", tmp_path / "file" / "p.safetensors")
     assert refused.error.startswith("cannot write ")
     assert not refused.out
+    assert "no such profile" in call("run", "-p", "x", "--profile", tmp_path / "none.safetensors").error
 
 
 def test_a_folder_without_the_right_to_write_is_refused_before_the_work(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from hotset.generation.known_models import remember
 from hotset.generation.text_model import TextModel, need_transformers
 from hotset.options import RunOptions
 from hotset.options.run import AUTO
+from hotset.profile import Profile
+from hotset.profile.folder import check_writable, locate
 
 if TYPE_CHECKING:
     from hotset.engine.build import KernelFactory
@@ -32,6 +34,7 @@ def loaded_model(options: RunOptions, kernels: KernelFactory | None = None) -> I
     """A model for the length of a block; given kernels compute all of its experts."""
     with ExitStack() as stack:
         with interruptible() as check:
+            _check_profiles(options)
             compile_first(options, need_transformers)  # imports take seconds, too
             stack.enter_context(quiet_libraries())
             began_s = time.perf_counter()
@@ -63,6 +66,14 @@ def loaded_model(options: RunOptions, kernels: KernelFactory | None = None) -> I
                     log_step("closed")
             finally:
                 _tell(notes[told:])
+
+
+def _check_profiles(options: RunOptions) -> None:
+    """Refuse a profile that cannot be read, or written later, before anything is compiled for the run."""
+    if options.learn is not None:
+        check_writable(locate(str(options.learn)))
+    if options.profile is not None:
+        Profile.load(locate(str(options.profile)))
 
 
 def _log_loaded(text_model: TextModel, seconds: float) -> None:
