@@ -57,6 +57,7 @@ def test_as_slowly(seed: int) -> None:
 def test_a_layer_that_never_ran_has_no_figures() -> None:
     found = measure_usage(by_hand([[[0, 1], [-1, -1]]], 4))
     assert found.tokens.tolist() == [1, 0]
+    assert np.isnan(found.dead_by_chance[1])
     assert np.isnan(found.effective[1])
     assert np.isnan(found.gini[1])
     assert found.covering(0.5).tolist() == [1, 0]

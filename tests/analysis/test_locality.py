@@ -18,8 +18,8 @@ def test_repeats_by_hand() -> None:
     assert found.lags == (1, 2, 3)
     assert found.overall.tolist() == pytest.approx([3 / 6, 3 / 4, 1 / 2])
     assert found.even == 0.5
-    # uses 2, 4, 1, 1 of 4 tokens: (4 + 16 + 1 + 1) / 4 / 8; and two tokens drawn without putting back
-    assert found.popularity == pytest.approx(22 / 4 / 8)
+    # uses 2, 4, 1, 1 of 4 tokens, and two tokens drawn without putting back
+    assert found.popularity == pytest.approx((2 * 1 + 4 * 3) / 3 / 8)
     assert found.request == pytest.approx((2 * 1 + 4 * 3) / 3 / 8)
 
 
@@ -67,10 +67,17 @@ def test_prompts_alone_are_compared_too() -> None:
     assert measure_reuse(prompts).depth.sum() > 0
 
 
+def test_chance_of_one_request_is_that_of_all() -> None:
+    found = measure_repeats(by_hand([[[0, 1]], [[0, 2]], [[3, 1]]], 4))
+    assert found.popularity == pytest.approx(found.request)
+    assert found.popularity == pytest.approx((2 + 2) / 2 / 6)  # experts 0 and 1 twice each: by another token of two
+
+
 def test_one_token_repeats_nothing() -> None:
     found = measure_repeats(by_hand([[[0, 1]]], 4))
     assert found.lags == ()
     assert math.isnan(found.request)
+    assert math.isnan(found.popularity)  # not certain, because a token is like itself
     assert measure_reuse(by_hand([[[0, 1]]], 4)).first == 2
 
 

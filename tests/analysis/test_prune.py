@@ -58,7 +58,7 @@ def test_quantised_experts_are_cut_with_their_scales(write: Any, exact: bool, tm
     report = prune(tmp_path / "model", tmp_path / "out", keep="5")
     before, after = (tiny.logits(load_dequantised(tmp_path / place), {"input_ids": IDS}) for place in ("model", "out"))
     torch.testing.assert_close(after, before, rtol=0, atol=0 if exact else NEAR)
-    assert report.size_bytes < report.original_bytes + 20_000
+    assert report.size_bytes < report.original_bytes + 9_000  # and a header
     was, found = (load_file(tmp_path / place / "model.safetensors") for place in ("model", "out"))
     for name, tensor in found.items():
         if name.endswith(("_blocks", "_scales")):

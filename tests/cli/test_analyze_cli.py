@@ -16,6 +16,7 @@ import pytest
 from calls import call
 
 from hotset import Trace, reference
+from hotset.shape import ModelShape
 from hotset.trace.synth import SynthConfig, synthesise
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -75,6 +76,39 @@ def test_a_page_alone(bare: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert [path.name for path in tmp_path.iterdir()] == ["one.html"]
     assert "layer 0 over time" in (tmp_path / "one.html").read_text(encoding="utf-8")
+
+
+def test_the_smallest_traces_have_a_report(tmp_path: Path) -> None:
+    for experts, top_k in ((1, 1), (2, 2), (3, 2)):
+        kept = tmp_path / f"{experts}.safetensors"
+        Trace(
+            shape=ModelShape(1, experts, top_k),
+            experts=np.tile(np.arange(top_k, dtype=np.int16), (2, 1, 1)),
+            request=np.zeros(2, np.int32),
+            step=np.arange(2, dtype=np.int32),
+            phase=np.ones(2, np.uint8),
+        ).save(kept)
+        done = call("analyze", kept, "-p", "lru", "-o", tmp_path / f"{experts}.html")  # a quarter would be no slot
+        assert (done.code, done.err) == (0, "")
+        assert f"1 layer \u00d7 {experts} expert" in done.out
+        assert f"hits with lru in {top_k} slots; optimum 50.0 %" in done.out
+
+
+def test_a_trace_in_which_nothing_was_routed(tmp_path: Path) -> None:
+    kept = tmp_path / "nothing.safetensors"
+    trace = synthesise(SynthConfig(layers=2, experts=8, top_k=2, requests=1, prompt_tokens=2, new_tokens=3))
+    replace(trace, experts=np.full_like(trace.experts, -1), weights=None).save(kept)
+    done = call("analyze", kept, *ONE, "-o", tmp_path / "nothing.html")
+    assert (done.code, done.err) == (0, "")
+    assert "0             experts of 16 that no token chose; by chance 0.0" in done.out
+
+
+def test_a_budget_in_bytes_takes_the_size_of_an_expert(bare: Path) -> None:
+    bytes_ = ("-p", "lru", "-b", "16MiB", "--json")
+    assert "pass --expert-bytes" in call("analyze", bare, *bytes_).error
+    done = call("analyze", bare, *bytes_, "--expert-bytes", "1MiB")
+    assert {kept["slots"] for kept in json.loads(done.out)["cache"]["kept"]} == {16}
+    assert "a model does" in call("analyze", "reference", "--prompts", bare, "--expert-bytes", "1MiB").error
 
 
 def test_a_model_with_prompts(tmp_path: Path) -> None:

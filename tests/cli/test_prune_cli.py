@@ -39,6 +39,7 @@ def pruned(german: Path) -> Path:
     ended = call("prune", MODEL, *words, *SMALL)
     document = json.loads(ended.out)
     assert (ended.code, document["experts"], document["keep"], document["by"]) == (0, 64, 48, "reap")
+    assert document["size_bytes"] == (out / "model.safetensors").stat().st_size < document["original_bytes"]
     assert document["lossy"].startswith("lossy: 16 of 64 experts")
     assert any("fewer than 30 tokens" in line for line in document["notes"])
     assert "fewer than 30 tokens" in ended.err
@@ -138,6 +139,43 @@ def test_both_models_are_compared(pruned: Path, german: Path, stock: torch.nn.Mo
     lines = call(*words).out.splitlines()
     assert len(lines) == 3
     assert lines[2].startswith("all texts: perplexity ")
+
+
+def test_texts_of_one_name_are_told_apart(german: Path, tmp_path: Path) -> None:
+    from hotset.analysis.compare import _told_apart
+    from hotset.generation.text_model import load_tokenizer
+    from hotset.generation.texts import text_of_file
+
+    files = [german, text("it", tmp_path / german.name), text("fr", tmp_path / "french.txt")]
+    tokenizer = load_tokenizer(str(MODEL))
+    found = _told_apart(files, [text_of_file(file, tokenizer, 256) for file in files])
+    names = [str(files[0]), str(files[1]), "french.txt"]
+    assert [one.name for one in found] == names
+    assert [{window.label for window in one.windows} for one in found] == [{name} for name in names]
+
+
+def test_one_of_several_texts_that_chose_the_experts_is_named(german: Path, tmp_path: Path) -> None:
+    from hotset.analysis.compare import _notes
+    from hotset.analysis.saliency_runs import TextFiles
+    from hotset.generation.text_model import load_tokenizer
+    from hotset.generation.texts import text_of_file
+
+    italian = text("it", tmp_path / "italian.txt")
+    (tmp_path / "hotset_prune.json").write_text(json.dumps({"text": TextFiles((german, italian)).name}))
+    tokenizer = load_tokenizer(str(MODEL))
+    given = [text_of_file(file, tokenizer, 512) for file in (italian, text("fr", tmp_path / "french.txt"))]
+    assert _notes(str(tmp_path), given) == [
+        "italian.txt is the text that the experts were chosen by: measure on another"
+    ]
+
+
+def test_perplexities_have_no_more_digits_than_are_known() -> None:
+    from hotset.cli.compare import _line
+
+    figures = {"kl_mean": 0.5, "kl_p99": 2.0, "same_top": 0.5, "tokens": 9}
+    assert "perplexity 514,873 (first 8.025)" in _line(
+        "a", figures | {"other_perplexity": 514873.0, "perplexity": 8.02546}
+    )
 
 
 def test_analyze_compares_as_compare_does(pruned: Path, german: Path) -> None:

@@ -103,11 +103,17 @@ class CacheQuestion:
 
     def sweep(self, trace: Trace) -> Sweep:
         """The replays; without an answer of one's own also with the cache that the trace was recorded with."""
-        policies, budgets = list(self.policies or POLICIES), list(self.budgets or (BUDGET,))
+        policies, budgets = list(self.policies or POLICIES), list(self.budgets or (usual_budget(trace),))
         if (recorded := recorded_with(trace)) is not None:
             policies += [] if self.policies or recorded.policy in policies else [recorded.policy]
             budgets += [] if self.budgets or recorded.budget in budgets else [recorded.budget]
         return Sweep(policies=tuple(policies), budgets=tuple(budgets), fit=0.0)
+
+
+def usual_budget(trace: Trace) -> str:
+    """What is replayed unless a budget is named: a quarter of the experts, or of a tiny model what one event needs."""
+    shape = trace.shape
+    return BUDGET if Budget.parse(BUDGET).slots_for(shape) >= shape.top_k else f"{shape.top_k} slots"
 
 
 def recorded_with(trace: Trace) -> Recorded | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,7 +45,8 @@ def compare(
 ) -> dict[str, Any]:
     """The perplexity of both models, and how far the other is from the first: KL divergence and agreement."""
     options = options or RunOptions()
-    texts = [_same_tokens(file, model, other, options, most_tokens) for file in text_files]
+    files = list(dict.fromkeys(text_files))
+    texts = _told_apart(files, [_same_tokens(file, model, other, options, most_tokens) for file in files])
     windows = tuple(window for text in texts for window in text.windows)
     joined = TokenText(", ".join(text.name for text in texts), "", windows)
     parts = _distances(model, other, joined, options, progress)
@@ -68,6 +70,16 @@ def _same_tokens(file: Path, model: str, other: str, options: RunOptions, most_t
     if first.windows != second.windows:
         raise HotsetError(f"{model} and {other} do not have the same tokenizer: only such models are compared")
     return first
+
+
+def _told_apart(files: Sequence[Path], texts: Sequence[TokenText]) -> list[TokenText]:
+    """Texts under the names of their files; files that have one name in common under their paths."""
+    many = Counter(text.name for text in texts)
+    names = [text.name if many[text.name] == 1 else str(file) for file, text in zip(files, texts, strict=True)]
+    return [
+        TokenText(name, text.sha256, tuple(replace(window, label=name) for window in text.windows))
+        for name, text in zip(names, texts, strict=True)
+    ]
 
 
 def _distances(

@@ -67,7 +67,7 @@ def _compare(trace: Trace, layer: int, later: npt.NDArray[Any], sooner: npt.NDAr
 
 
 def _chances(trace: Trace, chosen: Mask) -> tuple[float, float]:
-    """Repeats of two tokens drawn at random: from the whole workload, and from one request."""
+    """Repeats of two different tokens drawn at random: from the whole workload, and from one request."""
     group = np.where(chosen, trace.request, -1)
     both, own, uses, own_uses = 0.0, 0.0, 0.0, 0.0
     for layer in range(trace.shape.layers):
@@ -75,9 +75,10 @@ def _chances(trace: Trace, chosen: Mask) -> tuple[float, float]:
         ran = chosen & (trace.experts[:, layer] >= 0).any(axis=1)
         tokens = np.bincount(trace.request[ran], minlength=trace.requests)
         several = tokens > 1
-        total = counts.sum(axis=0)
-        both += float((total * total).sum()) / max(int(tokens.sum()), 1)
-        uses += float(total.sum())
+        total, everyone = counts.sum(axis=0), int(tokens.sum())
+        if everyone > 1:
+            both += float((total * (total - 1)).sum()) / (everyone - 1)
+            uses += float(total.sum())
         pairs = (counts * (counts - 1)).sum(axis=1)[several] / (tokens[several] - 1)
         own += float(pairs.sum())
         own_uses += float(counts[several].sum())

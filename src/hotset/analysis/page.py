@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from hotset.analysis.analyse import Analysis
 from hotset.analysis.page_caching import caching_section, lookahead_section
 from hotset.analysis.page_labels import labels_section
@@ -63,16 +61,18 @@ def lead(a: Analysis) -> str:
     return (
         f"{a.name}: {plural(summary['tokens'], 'token')} of {plural(summary['requests'], 'request')} "
         f"({summary['prefill_tokens']:,} of prompts, {summary['decode_tokens']:,} of answers), "
-        f"{shape.layers} layers \u00d7 {shape.experts} experts, {shape.top_k} for each token."
+        f"{plural(shape.layers, 'layer')} \u00d7 {plural(shape.experts, 'expert')}, {shape.top_k} for each token."
     )
 
 
 def tiles(a: Analysis) -> list[Tile]:
     """The findings in short: a number, and what it is."""
     shape = a.usage.shape
-    dead, expected = int(a.usage.dead[a.usage.tokens > 0].sum()), float(np.nansum(a.usage.dead_by_chance))
+    ran = a.usage.tokens > 0
+    dead, expected = int(a.usage.dead[ran].sum()), float(a.usage.dead_by_chance[ran].sum())
+    effective = float(a.usage.effective[ran].mean()) if ran.any() else None
     found = [
-        (decimal(float(np.nanmean(a.usage.effective)), 1), f"effective experts of {shape.experts}, mean over layers"),
+        (decimal(effective, 1), f"effective experts of {shape.experts}, mean over layers"),
         (f"{dead:,}", f"experts of {shape.total_experts:,} that no token chose; by chance {decimal(expected, 1)}"),
     ]
     if a.repeats.lags:
@@ -97,7 +97,7 @@ def _cache_tiles(a: Analysis) -> list[Tile]:
     best = max((policy for policy in rates if policy != BOUND), key=lambda policy: rates[policy], default=None)
     found = []
     if best is not None:
-        words = f"hits with {best} in {rows[0].budget} of the experts"
+        words = f"hits with {best} in {rows[0].budget}" + (" of the experts" if rows[0].budget.endswith("%") else "")
         if LRU in rates and best != LRU:
             words += f"; lru {percent(rates[LRU])}"
         found.append((percent(rates[best]), f"{words}; optimum {percent(rates.get(BOUND))}"))

@@ -48,7 +48,7 @@ class PruneReport:
     keep: int  # and after
     kept: Kept
     super_experts: list[tuple[int, int]]  # all of them are kept
-    size_bytes: int
+    size_bytes: int  # of the weights
     original_bytes: int
     resumed: int  # files that an earlier, interrupted run had written
     seconds: float
@@ -276,7 +276,7 @@ def _report(
         keep=record["keep"],
         kept=tuple(tuple(layer) for layer in record["kept"]),
         super_experts=[(layer, expert) for layer, expert in record["super_experts"]],
-        size_bytes=sum(file.stat().st_size for file in out.rglob("*") if file.is_file()),
+        size_bytes=sum(file.stat().st_size for file in out.glob("*.safetensors")),
         original_bytes=source.size_bytes,
         resumed=resumed,
         seconds=time.perf_counter() - began,

@@ -56,12 +56,10 @@ class TextFiles:
 
     @property
     def name(self) -> str:
-        """The names of the files, what is taken of them, and a digest of what they hold."""
-        digest = hashlib.sha256()
-        for file in self.files:
-            digest.update(read_text(file).encode())
+        """The names of the files, what is taken of them, and a digest of what each holds."""
+        digests = ", ".join(hashlib.sha256(read_text(file).encode()).hexdigest() for file in self.files)
         names = ", ".join(file.name for file in self.files)
-        return f"{names}, at most {self.most_tokens:,} tokens, SHA-256 {digest.hexdigest()}"
+        return f"{names}, at most {self.most_tokens:,} tokens, SHA-256 {digests}"
 
     def passes(self, tokenizer: Any) -> Sequence[Sequence[Window]]:
         """Windows of one length each: what fills a shorter one up would count as tokens."""

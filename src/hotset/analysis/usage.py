@@ -61,10 +61,13 @@ class Usage:
 
     @property
     def dead_by_chance(self) -> Floats:
-        """How many would be unused if every token chose at random: E (1 - k/E) ^ tokens."""
+        """How many would be unused if every token chose at random: E (1 - k/E) ^ tokens.
+
+        Not a number where a layer never ran.
+        """
         experts, top_k = self.shape.experts, self.shape.top_k
         expected: Floats = experts * (1 - top_k / experts) ** self.tokens.astype(np.float64)
-        return expected
+        return np.where(self.tokens > 0, expected, np.nan)
 
     def by_layer(self) -> list[dict[str, Any]]:
         """Each layer in numbers."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _RUNS_A_MODEL = "for running a model: give one and --prompts FILE, or leave it out"
+_KNOWN_OF_A_MODEL = "for traces that do not state it, and a model does: leave it out"
 _NO_USE = "of no use with --compare, which prints what it found (--json for programs): leave it out"
 
 
@@ -44,6 +45,7 @@ def analyze(
     tokenizer: opt.TokenizerPlace = None,
     policy: opt.Policies = None,
     budget: opt.Budgets = None,
+    expert_bytes: opt.ExpertBytes = None,
     layer: opt.Layer = None,
     request: opt.Request = None,
     limit: opt.Limit = None,
@@ -72,6 +74,7 @@ def analyze(
     hotset analyze --compare ./Qwen3-30B-A3B qwen3-pruned --text other.txt
     """
     from hotset.options import RunOptions
+    from hotset.shape import parse_size
 
     untouched = {
         "--limit": limit is None, "--max-new-tokens": max_new_tokens == 64, "--batch": batch == 1,
@@ -84,6 +87,7 @@ def analyze(
             "--prompts": not prompts, "--out": out is None, "--no-data": data, "--label": not label,
             "--tokenizer": tokenizer is None, "--policy": not policy, "--budget": not budget, "--layer": layer is None,
             "--request": request is None, "--trace": trace is None, "--force": not force,
+            "--expert-bytes": expert_bytes is None,
             **untouched, "--memory": True, "--device": True, "--trust-remote-code": True,
         })  # fmt: skip
         run = RunOptions(memory=settled(memory), device=device, trust_remote_code=trust_remote_code)
@@ -94,6 +98,7 @@ def analyze(
     budgets = budget and [settled(each) for each in budget]
     question = _question_of(label, policies=policy, budgets=budgets, layer=layer, request=request)
     if prompts:
+        _refuse_ignored(_KNOWN_OF_A_MODEL, {"--expert-bytes": expert_bytes is None})
         from hotset.cli.analyze_model import Recording, run_model
 
         model, more = (targets[0], targets[1:]) if targets else (None, [])
@@ -105,6 +110,9 @@ def analyze(
         workload = run_model(options, [*prompts, *map(Path, more)], how)
     else:
         workload = _read_traces(targets or [], tokenizer)
+        if expert_bytes is not None:
+            sized = workload.trace.with_expert_bytes(parse_size(expert_bytes))
+            workload = workload._replace(trace=sized)
     return _report(workload, question, out, data, as_json)
 
 

@@ -63,6 +63,10 @@ Budgets = Annotated[
         rich_help_panel=_CACHE,
     ),
 ]
+ExpertBytes = Annotated[
+    str | None,
+    typer.Option(help="Size of one expert, where the trace does not state it.", rich_help_panel=_CACHE),
+]
 Layer = Annotated[
     int | None,
     typer.Option(metavar="L", min=0, help="The layer to draw over time. None: the middle one.", rich_help_panel=_CACHE),

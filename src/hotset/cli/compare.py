@@ -83,7 +83,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
 
 def _line(name: str, found: dict[str, Any]) -> str:
     return (
-        f"{name}: perplexity {found['other_perplexity']:.3f} (first {found['perplexity']:.3f}), KL divergence "
-        f"{found['kl_mean']:.3g} in the mean and {found['kl_p99']:.3g} at the 99th percentile, same most likely token "
-        f"{100 * found['same_top']:.1f} %; {found['tokens']:,} tokens"
+        f"{name}: perplexity {_perplexity(found['other_perplexity'])} (first {_perplexity(found['perplexity'])}), KL "
+        f"divergence {found['kl_mean']:.3g} in the mean and {found['kl_p99']:.3g} at the 99th percentile, same most "
+        f"likely token {100 * found['same_top']:.1f} %; {found['tokens']:,} tokens"
     )
+
+
+def _perplexity(value: float) -> str:
+    """Six digits are known, no more."""
+    return f"{value:.3f}" if value < 1000 else f"{value:,.0f}"
