@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from hotset.engine.step import Asking, Step, asking
+
 Tensor = torch.Tensor
 Which = npt.NDArray[np.int64] | None
 """Some experts of an event by their places in it, or all of them."""
@@ -42,8 +44,8 @@ class ExpertBatch:
         else:
             self.experts, self.counts = _count(ranked[: np.searchsorted(ranked, experts)])
         self._computed = 0
-        complete = self.single or int(self.counts.sum()) == len(self.flat)
-        self.output = BatchOutput(hidden, weights, self.tokens, self.top_k, complete)
+        self._is_complete = self.single or int(self.counts.sum()) == len(self.flat)
+        self.output = BatchOutput(hidden, weights, self.tokens, self.top_k, self._is_complete)
 
     def places(self, which: Which) -> tuple[npt.NDArray[np.int64], list[int]]:
         """The pairs of some experts, in the order in which these are given, and where each expert's pairs end."""
@@ -62,6 +64,12 @@ class ExpertBatch:
         chosen = self.flat.reshape(tokens, -1).astype(np.int32)
         chosen[chosen >= self.num_experts] = -1
         return chosen
+
+    def asking(self, step: Step, tokens: int, *, routed: bool) -> Asking:
+        """Who asks for the experts, of so many tokens; `routed` for a policy that looks at what each of them chose."""
+        if self._is_complete and not routed:
+            return Asking(tokens, step.phase, step.first_request)
+        return asking(step, self.routes(tokens), routed=routed)
 
     def positions(self, experts: Sequence[int] | IntArray) -> npt.NDArray[np.int64]:
         """Where some experts stand among the event's."""

@@ -45,8 +45,8 @@ class StockDriver:
     def _count(self, step: Step, layer: int, hidden: Tensor, index: Tensor, weights: Tensor) -> None:
         batch = ExpertBatch(hidden, index, weights, self._controller.plan.shape.experts)
         with self._guard.lock:
-            self._stats.begin_event(step, layer)
-            tokens, wanted = batch.tokens, self._controller.policy.needs_routes
-            routed = (batch.routes(tokens), step.requests(tokens)) if wanted else ()
-            self._controller.route(layer, batch.experts, batch.counts, tokens, step.phase, step.first_request, *routed)
+            if len(batch.experts):
+                self._stats.begin_event(step, layer)
+                who = batch.asking(step, batch.tokens, routed=self._controller.policy.needs_routes)
+                self._controller.route(layer, batch.experts, batch.counts, *who)
             self._stats.record(step, layer, hidden, index, weights)

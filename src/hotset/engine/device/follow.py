@@ -18,7 +18,7 @@ from hotset.engine.host.forecasting import ForecastPredictor
 from hotset.engine.host.prefetcher import PrefetchCounts, Prefetcher
 from hotset.engine.host.streams import Streams
 from hotset.engine.stats import EngineStats
-from hotset.engine.step import Step
+from hotset.engine.step import Asking, Step, asking
 from hotset.prefetch.times import MissAdjustedTimes
 from hotset.store import Catalog
 from hotset.trace.recorder import Recorder
@@ -96,12 +96,11 @@ class Follower:
     def _serve(self, step: Step, layer: int, experts: Ints, counts: Ints, chosen: Rows, stalled_s: float) -> int:
         """Serve an event that the device has served; returns how many experts it missed."""
         self._stats.begin_event(step, layer)
-        tokens = len(chosen)
-        routed: tuple[Ints, ...] = ()
-        if self._controller.policy.needs_routes:
-            here = chosen.max(axis=1) >= 0  # tokens that pass a layer by are no part of the event
-            tokens, routed = int(here.sum()), (chosen[here].astype(np.int32), step.requests(len(chosen))[here])
-        missing = self._controller.route(layer, experts, counts, tokens, step.phase, step.first_request, *routed)
+        routed = self._controller.policy.needs_routes
+        who = Asking(1, step.phase, step.first_request)
+        if routed or len(chosen) > 1:
+            who = asking(step, chosen.astype(np.int32), routed=routed)
+        missing = self._controller.route(layer, experts, counts, *who)
         if missing:
             if self._stats.listener is not None:
                 self._stats.listener(layer, self._controller.table.loads[:missing].copy())

@@ -72,10 +72,8 @@ class HostDriver:
         layer, prefetcher, stalled_s = record.layer, self._prefetcher, 0.0
         self._stats.begin_event(step, layer)
         tokens = batch.tokens // step.per_token(batch.tokens) if self._looped[layer] else batch.tokens
-        routed = (batch.routes(tokens), step.requests(tokens)) if self._cache.controller.policy.needs_routes else ()
-        placement = self._cache.look_up(
-            layer, batch.experts, record.slots, batch.counts, tokens, step.phase, step.first_request, *routed
-        )
+        who = batch.asking(step, tokens, routed=self._cache.controller.policy.needs_routes)
+        placement = self._cache.look_up(layer, batch.experts, record.slots, batch.counts, *who)
         claimed = {} if prefetcher is None else prefetcher.claim(step, placement)
         if len(placement.loads):
             if self._stats.listener is not None:
