@@ -42,6 +42,10 @@ def test_a_model_that_was_used_is_found_by_its_name(home: Path) -> None:
     assert found.size_bytes == (reference.path() / "model.safetensors").stat().st_size
     shutil.rmtree(place)
     assert find("my-model") is None
+    with pytest.raises(ModelError, match=f"my-model was used from {place}, which is not there any more: give"):
+        locate("my-model")
+    with pytest.raises(ModelError, match="there is no folder or model my-modle: did you mean my-model"):
+        locate("my-modle")
     assert [model.name for model in all_models()] == ["reference"]
 
 
@@ -71,7 +75,9 @@ def test_the_cache_of_the_hub_is_listed_and_a_short_name_is_enough(home: Path) -
     }
     assert locate("moe-a") == "org/moe-a"
     hub_model(home, "other/moe-a", num_experts=8)
-    assert find("moe-a") is None  # which of the two?
+    assert find("moe-a") is None
+    with pytest.raises(ModelError, match="more than one moe-a in the hub's cache: name one of org/moe-a, other/moe-a"):
+        locate("moe-a")
 
 
 def test_a_damaged_list_is_as_none(home: Path) -> None:

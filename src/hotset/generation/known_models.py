@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,22 @@ def find(name: str) -> str | None:
         return place
     found = [model.name for model in _hub() if model.name.rpartition("/")[2] == name]
     return found[0] if len(found) == 1 else None
+
+
+def missing(name: str) -> str:
+    """What to say of a name that leads to no model: where one of that name was, or which name is near."""
+    known = _read()
+    if name in known:
+        return f"{name} was used from {known[name]}, which is not there any more: give the folder that it is in now"
+    hub = {model.name: model.name.rpartition("/")[2] for model in _hub()}
+    if len(alike := [full for full, short in hub.items() if short == name]) > 1:
+        return f"there is more than one {name} in the hub's cache: name one of {', '.join(alike)}"
+    if near := get_close_matches(name, [REFERENCE, *known, *hub.values()], n=1):
+        return f"there is no folder or model {name}: did you mean {near[0]}? hotset models lists all"
+    return (
+        f"there is no folder {name}: give a folder with a model, a hub id such as org/name, or a name that "
+        "hotset models lists"
+    )
 
 
 def all_models() -> list[KnownModel]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotset.errors import HotsetError, ModelError
 from hotset.generation.errors import LOADING, translate_errors
-from hotset.generation.known_models import find
+from hotset.generation.known_models import find, missing
 from hotset.generation.process_memory import within_process_memory
 from hotset.generation.templates import worker
 from hotset.models.gguf_place import is_gguf, located, only_file
@@ -134,10 +134,7 @@ def locate(model: str | Path | None) -> str:
     if path.is_absolute() or str(model).startswith((".", "~")) or str(model).count("/") != 1:
         if (known := find(str(model))) is not None:
             return known
-        raise ModelError(
-            f"there is no folder {model}: give a folder with a model, a hub id such as org/name, or a name that "
-            "hotset models lists"
-        )
+        raise ModelError(missing(str(model)))
     return str(model)
 
 

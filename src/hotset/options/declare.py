@@ -58,6 +58,7 @@ class Option:
     least: float | None = None
     most: float | None = None
     check: Check | None = None  # raises a HotsetError
+    example: str | None = None  # values of a kind that people get wrong, as they are written
     formerly: Mapping[str, Convert | None] = field(
         default_factory=dict
     )  # earlier names; how their values are converted
@@ -120,7 +121,8 @@ class Declared:
             if float in self.types and hasattr(value, "__float__"):
                 return float(value)
         words = [_WORDS[kind] for kind in self.types if kind in _WORDS]
-        raise OptionError(self.name, f"must be {' or '.join(words)}, not {shown(value)}")
+        like = f" such as {self.option.example}" if self.option.example else ""
+        raise OptionError(self.name, f"must be {' or '.join(words)}{like}, not {shown(value)}")
 
     def _bounded(self, value: float) -> None:
         least, most = self.option.least, self.option.most

@@ -23,6 +23,7 @@ PRIOR_TOKENS = 64
 SCOPES = ("layer", "pool")
 DTYPES = (AUTO, "bfloat16", "float16", "float32")
 EXPERTS = (AUTO, DENSE)
+_AMOUNTS = '"25%" or "8GiB"'
 
 _CACHE, _LEARNING, _MODEL, MESSAGES = "Memory and cache", "Learning from use", "The model", "Messages"
 _COMMANDS = Place.COMMAND | Place.FILE
@@ -99,6 +100,7 @@ class RunOptions:
         help='Memory for experts: "8GiB", "25%" of them, "1536 slots" (a slot holds one expert), or auto.',
         group=_CACHE,
         check=budget_or_auto,
+        example=_AMOUNTS,
     )
     process_memory: str | None = option(
         None,
@@ -107,12 +109,14 @@ class RunOptions:
         unit="SIZE",
         places=_COMMANDS,
         check=parse_memory,
+        example='"2GiB"',
     )
     host_memory: str | Budget = option(
         AUTO,
         help="Host memory for experts, behind that of a GPU: a size, a share, slots, or auto.",
         group=_CACHE,
         check=budget_or_auto,
+        example=_AMOUNTS,
     )
     context: int = option(
         CONTEXT_TOKENS,
