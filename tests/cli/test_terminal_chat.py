@@ -36,6 +36,7 @@ class Terminal:
         self.child, self.screen = pty.fork()
         if not self.child:
             os.environ.update(TERM=term, COLUMNS="200")
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # as at any terminal; scripts ignore it for what they start
             os.execv(sys.executable, [sys.executable, "-W", "ignore", "-m", "hotset", *map(str, words)])  # noqa: S606
 
     def type(self, data: bytes) -> int:
