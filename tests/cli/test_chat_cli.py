@@ -64,8 +64,9 @@ def test_text_goes_to_stdout_and_the_cost_to_stderr() -> None:
 
 
 def test_commands() -> None:
-    done = talk("/help\nIl mercato\n/stats\n/nonsense\n/exit\nnever asked\n")
+    done = talk("/help\nIl mercato\n/STATS\n/nonsense\n/Bye now\nnever asked\n")
     lines = done.stdout.splitlines()
+    assert not any(line.startswith("there is no /bye") for line in lines)
     assert lines[0].startswith("/stats:")
     assert sum("of experts in memory" in line for line in lines) == 1
     assert any(line.startswith("there is no /nonsense") for line in lines)

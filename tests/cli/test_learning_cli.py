@@ -94,6 +94,7 @@ def test_pins_in_a_conversation() -> None:
     assert "24 experts pinned" in said
     assert "layer 7:" in said
     assert "starve layer 0" in said
+    assert "marked: here" in said
     assert "there is no /nonsense" in said
     assert "/plot FILE" in said
 

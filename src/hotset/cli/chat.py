@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     Views = Sequence[RenderableType]
 
-_COMMAND = re.compile(r"/([a-z]+|\?)(?:[ \t]+(.+))?")
+_COMMAND = re.compile(r"/([A-Za-z]+|\?)(?:[ \t]+(.+))?")
+_ENDS = ("bye", "exit", "quit")
 _HELP = """/stats: what it cost   /stats LAYER or all: what is hot   /reset: forget all turns   /bye or Ctrl-D: end
 /pins: what is pinned   /pin 20%: pin the hottest   /unpin: unpin all   /plot FILE: draw it   /mark NAME: name a moment
 \"\"\" begins and ends a message of several lines; a pasted block is one message
@@ -90,10 +91,10 @@ class ChatSession:
 
     def _take(self, text: str) -> bool:
         line = text.strip()
-        if line in ("/bye", "/exit", "/quit"):
-            return False
         if command := _COMMAND.fullmatch(line):
-            self._run_command(command[1], command[2] or "")
+            if (name := command[1].lower()) in _ENDS:
+                return False
+            self._run_command(name, command[2] or "")
         elif line:
             self._answer(text.strip("\n").rstrip() if "\n" in line else line)  # a block keeps its indentation
         return not self._stopped()
@@ -224,7 +225,7 @@ def _plot(session: ChatSession, word: str) -> Views:
 def _mark(session: ChatSession, word: str) -> Views:
     """Name what begins here."""
     session.handle.mark(word or "mark")
-    return []
+    return [f"marked: {word or 'mark'}"]
 
 
 _COMMANDS: dict[str, Callable[[ChatSession, str], Views]] = {
