@@ -73,7 +73,7 @@ def test_a_row_tells_what_it_should() -> None:
 
 
 def test_what_fits_nowhere_names_the_least() -> None:
-    with pytest.raises(BudgetError, match=r"does not fit in any precision: the least that works is RAM of \d+ MiB"):
+    with pytest.raises(BudgetError, match=r"does not fit in any precision: the least that works is \d+ MiB of RAM"):
         planner(MODEL.rest_bytes).rows()
     lines = planner(least_bytes(MODEL, PRECISION) - SIZE).left_out()
     assert lines

@@ -187,6 +187,7 @@ def test_what_is_not_told_of_a_gpu_is_assumed_and_said() -> None:
     guess, sure = (rates_elsewhere(each)(Engine.DEVICE) for each in (told, known))
     assert replace(guess, spread=sure.spread, source=sure.source) == sure
     assert guess.spread > 2 * sure.spread
+    assert "taken from one with two cores" in assumed(Told(ram="32GiB", disk="3GB/s", memory_bandwidth="60GB/s"))[0]
     lines = assumed(Told(gpu="12GiB"))
     assert [line.split()[0] for line in lines] == ["--memory-bandwidth", "--link", "--disk"]
     assert len(assumed(Told(gpu="12GiB"), disk_known=True)) == 2

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from calls import call
@@ -23,6 +24,7 @@ from hotset.analysis.planner.rates import ExpertPoint
 from hotset.analysis.planner.workload import like
 from hotset.cli.app import app
 from hotset.options import RunOptions
+from hotset.trace.synth import SynthConfig, synthesise
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -89,6 +91,45 @@ def test_every_command_is_one_that_hotset_takes(words: tuple[str, ...]) -> None:
                 **{key: parsed[key] for key in ("memory", "host_memory", "device", "policy", "experts", "context")}
             )
             assert parsed["prompt"]
+
+
+@pytest.mark.parametrize("shape", ["layers=1,experts=1,top_k=1", "layers=4,experts=1,top_k=1",
+                                   "layers=1,experts=2,top_k=2"])  # fmt: skip
+@pytest.mark.parametrize("more", [(), ("--target", "1tok/s"), ("--gpu", "4GiB")])
+def test_models_of_which_nothing_can_be_left_out(shape: str, more: tuple[str, ...]) -> None:
+    machine = ("--ram", "4GiB", "--memory-bandwidth", "50GB/s", "--disk", "2GB/s")
+    found = document("--shape", f"{shape},hidden=64,intermediate=64", *machine, *more)
+    assert all(row["resident"] == 1 for row in found["rows"] or found["targets"])
+    assert {row["reached"] for row in found["targets"]} <= {True}
+
+
+@pytest.mark.parametrize(
+    ("machine", "needed"),
+    [
+        (("--ram", "10MiB"), "MiB of RAM, with"),
+        (("--gpu", "10MiB", "--ram", "64GiB"), "MiB of GPU memory, with"),
+        (("--gpu", "1GiB", "--ram", "1MiB"), "MiB of RAM behind the GPU, with"),
+    ],
+)
+def test_what_does_not_fit_is_known_before_anything_is_replayed(
+    machine: tuple[str, ...], needed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotset.cli.plan_sources.replayed", lambda *_: pytest.fail("replayed"))
+    large = ("--shape", "layers=32,experts=64,top_k=2,hidden=512,intermediate=512,vocab=1000")
+    assert needed in call("plan", *large, *machine, "--memory-bandwidth", "50GB/s").error
+
+
+def test_a_trace_in_which_no_answer_used_an_expert(tmp_path: Path) -> None:
+    trace = synthesise(SynthConfig(layers=4, experts=16, top_k=2, requests=6, prompt_tokens=2, new_tokens=3))
+    replace(trace, experts=np.full_like(trace.experts, -1), weights=None).save(tmp_path / "none.safetensors")
+    assert "no answer in the trace used" in call("plan", *ELSEWHERE, "--trace", tmp_path / "none.safetensors").error
+
+
+def test_very_slow_machines_have_figures() -> None:
+    slow = ("--memory-bandwidth", "1MB/s", "--disk", "1MB/s")
+    lines = call("plan", *SHAPE, "--ram", "2GiB", *slow).out.splitlines()
+    (row,) = (line for line in lines if "bfloat16 " in line)
+    assert re.search(r"0\.\d*[1-9] \(0\.\d*[1-9] to 0\.\d*[1-9]\)", row), row
 
 
 def test_files_are_written(tmp_path: Path) -> None:

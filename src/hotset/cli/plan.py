@@ -94,7 +94,7 @@ def plan(
     hotset plan --shape qwen3-30b-a3b --gpu 12GiB --ram 32GiB --like it --link 25GB/s --disk 3GB/s
     """
     from hotset.analysis.planner.machines import Told, memory_of, parse_target
-    from hotset.analysis.planner.planning import Planner
+    from hotset.analysis.planner.planning import Planner, check_fits
     from hotset.cli.plan_sources import gpu_here, machine_rates, plan_model, plan_workload, ram_here, replayed
     from hotset.shape import parse_memory
 
@@ -110,6 +110,8 @@ def plan(
     planned = plan_model(model, shape, context, trust_remote_code)
     workload = plan_workload(planned, trace, profile, like)
     memory = memory_of(told, ram_here, gpu_here)
+    if wanted is None:
+        check_fits(planned, memory)
     rates_of, assumed = machine_rates(told, planned, memory)
     planner = Planner(
         planned, memory, replayed(workload, memory), rates_of, workload.misses_spread, prompt_tokens, more_bytes,
@@ -152,8 +154,8 @@ def _result(
     where = f"{model.title}, {workload.name} workload, {_words(planner)}"
     if wanted is not None:
         kind = "RAM" if memory.gpu_bytes is None else "GPU"
-        table = target_table(targets, f"{where}: {wanted:g} tokens per second", kind)
-        return document, [table, *commands_view(targets)]
+        title = f"{where}: {wanted:g} tokens per second"
+        return document, [title, target_table(targets, kind), *commands_view(targets)]
     table = plan_table(rows, where, planner.more_bytes, planner.prompt_tokens, gpu=memory.gpu_bytes is not None)
     return document, [table, facts_line(rows, document["rates"]), *commands_view(rows)]
 

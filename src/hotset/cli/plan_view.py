@@ -43,9 +43,9 @@ def plan_table(rows: Sequence[PlanRow], title: str, more_bytes: int, prompt_toke
     return table
 
 
-def target_table(rows: Sequence[TargetRow], title: str, memory: str) -> Table:
+def target_table(rows: Sequence[TargetRow], memory: str) -> Table:
     """The least memory of each precision."""
-    table = Table(title=printable(title), title_justify="left")
+    table = Table()
     table.add_column("experts in")
     for name in (f"least {memory}", "resident", "tokens/s"):
         table.add_column(name, justify="right")
@@ -95,8 +95,12 @@ def _size(size_bytes: int) -> str:
 
 
 def _speed(tokens_per_s: float) -> str:
+    if tokens_per_s < 0.995:
+        return f"{tokens_per_s:.2g}"
     return f"{tokens_per_s:.1f}" if tokens_per_s < 99.95 else f"{tokens_per_s:.0f}"
 
 
 def _seconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f} ms" if seconds < 0.9995 else f"{seconds:.1f} s"
+    if seconds < 0.9995:
+        return f"{1e3 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 999.95 else f"{seconds:,.0f} s"

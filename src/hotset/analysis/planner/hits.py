@@ -106,6 +106,8 @@ def replay_hits(
     if not trace.count(Phase.DECODE):
         raise HotsetError("the trace has no decode tokens: record answers, not prompts alone")
     events, sizes = trace.events(), sizes_of(trace.shape)
+    if not (events.phase == Phase.DECODE).any() or not (counted := _counted(events)).any():
+        raise HotsetError("no answer in the trace used an expert: give one of a model that ran")
     chosen = [*(parse(name) for name in policies), Belady(phase="decode")]
     jobs = [(policy, size) for policy in chosen for size in sizes]
 
@@ -116,14 +118,13 @@ def replay_hits(
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # replays are compiled and let go of the lock
         found = list(pool.map(work, jobs))
-    counted = _counted(events)
     tokens = np.bincount(events.request[counted & (events.layer == events.layer[0])], minlength=trace.requests)
     slots = np.array([*sizes, trace.shape.total_experts], np.int64)
     curves = {}
     for place, policy in enumerate(chosen):
         own = found[place * len(sizes) : (place + 1) * len(sizes)]
-        everything = np.zeros_like(own[0])  # resident: nothing is ever missing
-        everything[:, 0] = own[0].sum(axis=1)
+        everything = np.zeros((trace.requests, trace.shape.top_k + 1))  # resident: nothing is ever missing
+        everything[:, 0] = np.bincount(events.request[counted], minlength=trace.requests)
         curves[BOUND if policy.offline else policy.spec] = HitCurve(
             trace.shape, slots, np.stack([*own, everything]), tokens.astype(float)
         )

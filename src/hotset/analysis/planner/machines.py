@@ -99,6 +99,11 @@ def assumed(told: Told, *, disk_known: bool = False) -> list[str]:
             f"--link was not given: {LINK_BYTES_PER_S / 1e9:g} GB/s is assumed, as of 16 lanes of PCIe 4, and the "
             "interval is wide"
         )
+    if not told.has_gpu:
+        lines.append(
+            "of a CPU that is not here, times per layer and of long prompts are taken from one with two cores: with "
+            "more of them the first token comes sooner"
+        )
     if told.disk is None and not disk_known:
         lines.append(f"--disk was not given: {DISK_BYTES_PER_S / 1e9:g} GB/s is assumed")
     return lines

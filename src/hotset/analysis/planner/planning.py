@@ -96,29 +96,16 @@ class Planner:
 
     def rows(self) -> list[PlanRow]:
         """One row for each precision that fits."""
-        found = [row for precision in self.model.precisions() if (row := self.row(precision)) is not None]
-        if not found:
-            least = min(least_bytes(self.model, precision) for precision in self.model.precisions())
-            gpu = self.memory.gpu_bytes is not None
-            tier, remedy = ("a GPU, and RAM behind it,", "--gpu 0 (the CPU)") if gpu else ("RAM", "a smaller --context")
-            raise BudgetError(
-                f"{self.model.title} does not fit in any precision: the least that works is {tier} of "
-                f"{_mib(least)}; give more, or plan for {remedy} or a smaller model"
-            )
-        return found
+        check_fits(self.model, self.memory)
+        return [row for precision in self.model.precisions() if (row := self.row(precision)) is not None]
 
     def left_out(self) -> list[str]:
         """A line for each precision that does not fit."""
-        gpu, lines = self.memory.gpu_bytes is not None, []
-        for precision in self.model.precisions():
-            if split(self.model, precision, self.memory) is None:
-                least, behind = least_bytes(self.model, precision), least_ram_bytes(self.model, precision)
-                if gpu and self.memory.fast_bytes >= least:
-                    needed = f"{_mib(behind)} of RAM behind the GPU"
-                else:
-                    needed = f"{_mib(least)} of {'GPU memory' if gpu else 'RAM'}"
-                lines.append(f"{precision.name} does not fit: the least is {needed}")
-        return lines
+        return [
+            f"{precision.name} does not fit: the least is {_needed(self.model, precision, self.memory)}"
+            for precision in self.model.precisions()
+            if split(self.model, precision, self.memory) is None
+        ]
 
     def row(self, precision: Precision) -> PlanRow | None:
         """What to expect of a precision; None where it does not fit."""
@@ -242,6 +229,27 @@ class Planner:
         missed = np.minimum.accumulate(bound.misses_per_token())
         near, far = (float(np.interp(slots, bound.slots, missed)) for slots in (found.slots, found.ram_slots))
         return times.floor_s(near, min(near, far) if found.far_share else 0.0)
+
+
+def check_fits(model: PlannedModel, memory: Memory) -> None:
+    """Refuse a machine on which no precision runs: known before anything is replayed."""
+    precisions = model.precisions()
+    if any(split(model, precision, memory) is not None for precision in precisions):
+        return
+    smallest = min(precisions, key=lambda precision: least_bytes(model, precision))
+    remedy = "a smaller --context" if memory.gpu_bytes is None else "--gpu 0 (the CPU)"
+    raise BudgetError(
+        f"{model.title} does not fit in any precision: the least that works is {_needed(model, smallest, memory)}, "
+        f"with {smallest.name}; give more, or plan for {remedy} or a smaller model"
+    )
+
+
+def _needed(model: PlannedModel, precision: Precision, memory: Memory) -> str:
+    """The least of the memory that is short."""
+    least, gpu = least_bytes(model, precision), memory.gpu_bytes is not None
+    if gpu and memory.fast_bytes >= least:
+        return f"{_mib(least_ram_bytes(model, precision))} of RAM behind the GPU"
+    return f"{_mib(least)} of {'GPU memory' if gpu else 'RAM'}"
 
 
 def _mib(size_bytes: int) -> str:
