@@ -321,6 +321,32 @@ def fixed_gate(experts: list[int]) -> Any:
     return lambda _, hidden, distances, width: torch.tensor([[experts[:width]] * distances] * len(hidden))
 
 
+@pytest.mark.parametrize(
+    ("rows", "length", "same", "of_these"),
+    [
+        ([[EXPERTS, EXPERTS + 1], [1, 2], [3, 4]], 3, [[1, 2], [3, 4]], 2),  # who chose no expert is no part of it
+        ([[1], [2], [3], [4]], 2, [[1, 2], [3, 4]], 2),  # each token has a row for each of its experts
+    ],
+)
+def test_an_event_has_as_many_tokens_as_chose_experts(
+    rows: list[list[int]], length: int, same: list[list[int]], of_these: int
+) -> None:
+    states = []
+    for index, tokens in ((rows, length), (same, of_these)):
+        predictor = predictor_of("best")
+        pairs = torch.tensor(index)
+        event = ExpertBatch(torch.zeros(len(index), 4), pairs, torch.ones(pairs.shape), EXPERTS)
+        predictor.observe(0, event, Step(0, 1, tokens, Phase.PREFILL, 0, None))
+        states.append(arrays_of(predictor.state))
+    for learnt, expected in zip(*states, strict=True):
+        np.testing.assert_array_equal(learnt, expected)
+
+
+def arrays_of(state: Any) -> list[Any]:
+    """All that a forecast knows; some of it is in tuples."""
+    return [array for part in state for array in arrays_of(part)] if isinstance(state, tuple) else [state]
+
+
 def test_the_pass_that_is_asked_for_is_that_of_the_layer_to_come() -> None:
     payoff = Asked()
     predictor = predictor_of("previous", trial=payoff)

@@ -89,8 +89,9 @@ class ForecastPredictor:
     def _seen(self, layer: int, event: ExpertBatch, step: Step) -> Seen:
         single = step.token_ids is not None and len(step.token_ids) == 1
         token = int(step.token_ids[0]) if single and step.token_ids is not None else -1
+        who = event.asking(step, event.tokens // step.per_token(event.tokens), routed=False)
         return Seen(
-            layer, event.experts, event.counts, event.tokens, int(step.phase), step.first_request, token,
+            layer, event.experts, event.counts, who.tokens, int(step.phase), who.request, token,
             self._predictions(event),
         )  # fmt: skip
 
