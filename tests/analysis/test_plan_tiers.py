@@ -78,8 +78,8 @@ def test_a_gpu_that_ram_does_not_stand_behind_is_driven_by_the_host() -> None:
     assert small is not None
     assert large is not None
     assert (small.engine, large.engine) == (Engine.HOST, Engine.DEVICE)
-    assert 0 < small.far_share < 1
-    assert large.far_share == 0
+    assert small.is_short_of_ram
+    assert not large.is_short_of_ram
 
 
 def test_precisions_follow_from_the_checkpoints() -> None:

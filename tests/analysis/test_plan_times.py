@@ -35,9 +35,12 @@ def test_half_resident() -> None:
 
 
 def test_disk_behind_ram_adds_what_ram_does_not_hold() -> None:
-    # RAM holds half of the experts, so of the two misses of a token with 2 slots a cache of 4 slots would miss 2.
+    # Without events to replay: of the four misses of a token with 2 slots a cache of RAM's 4 slots would miss 2.
+    far = HITS.far_misses("blend", 4)
+    assert far.tolist() == [2, 2, 1, 0]
+    assert HITS.held_slots("blend", 2, 4) == 4
     rates = replace(RATES, far_bytes_per_s=1e7)
-    found = TokenTimes(MODEL, PRECISION, rates).token_s(HITS.curves["blend"], far_share=0.5)
+    found = TokenTimes(MODEL, PRECISION, rates).token_s(HITS.curves["blend"], far=far)
     assert found[0] - TIMES.token_s(HITS.curves["blend"])[0] == pytest.approx(2 * SIZE / 1e7)
 
 

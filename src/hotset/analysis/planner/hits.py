@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotset.analysis.planner.behind import BehindGpu
 from hotset.analysis.planner.rates import Engine
 from hotset.analysis.planner.tiers import staging_rows
 from hotset.cache import Controller, SlotPlan
@@ -84,6 +85,25 @@ class Hits:
 
     curves: dict[str, HitCurve]  # by policy, the bound among them
     popularity: Floats | None = None  # [experts]: the share of tokens that choose the expert of each rank
+    behind: BehindGpu | None = None  # what is replayed for a machine whose RAM does not hold all experts
+
+    def far_misses(self, policy: str, ram_slots: int) -> Floats:
+        """Missing experts of a token that RAM with so many slots does not hold either, by the slots of the GPU.
+
+        Without events to replay: those of one cache of RAM's size, and never more than are missing.
+        """
+        if self.behind is not None:
+            return self.behind.misses(policy, ram_slots)
+        curve = self.curves[policy]
+        missing = curve.misses_per_token()
+        return np.minimum(missing, np.interp(ram_slots, curve.slots, missing))
+
+    def held_slots(self, policy: str, slots: int, ram_slots: int) -> float:
+        """The slots of one cache that would miss as little as that of a GPU and that of RAM behind it together."""
+        curve = self.curves[policy]
+        far = float(np.interp(slots, curve.slots, self.far_misses(policy, ram_slots)))
+        missing = np.minimum.accumulate(curve.misses_per_token())
+        return float(np.interp(far, missing[::-1], curve.slots[::-1]))
 
     def best(self, slots: int) -> str:
         """The policy that hits most with so many slots; of equals, the default."""
@@ -128,7 +148,8 @@ def replay_hits(
         curves[BOUND if policy.offline else policy.spec] = HitCurve(
             trace.shape, slots, np.stack([*own, everything]), tokens.astype(float)
         )
-    return Hits(curves, popularity_of(trace.experts, trace.shape.experts))
+    behind = BehindGpu(events, counted, sizes, float(tokens.sum()))
+    return Hits(curves, popularity_of(trace.experts, trace.shape.experts), behind)
 
 
 def popularity_of(experts: npt.NDArray[np.int16], count: int) -> Floats:

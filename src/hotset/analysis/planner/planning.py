@@ -135,7 +135,7 @@ class Planner:
             low_tokens_per_s=1 / high_s,
             high_tokens_per_s=1 / low_s,
             prompt_s=PromptTimes(times, self.hits.popularity).first_token_s(
-                self.prompt_tokens, found.resident, found.far_share
+                self.prompt_tokens, found.resident, self._far_share(policy, found)
             ),
             bound_hit_rate=bound.hit_rate(found.slots),
             bound_tokens_per_s=1 / self._floor_s(times, found),
@@ -157,7 +157,7 @@ class Planner:
         times = self._times(precision, whole)
         ample_s = self._best(times, whole)[1]
         engine = self._engine(precision)
-        token_s = self._by_slots(TokenTimes(self.model, precision, self.rates_of(engine)), candidates, whole, engine)
+        token_s = self._by_slots(TokenTimes(self.model, precision, self.rates_of(engine)), candidates, engine)
         token_s[-1] = ample_s
         enough = np.flatnonzero(token_s <= (1 + 1e-9) / tokens_per_s)
         bound = 1 / times.floor_s(0.0)
@@ -197,38 +197,51 @@ class Planner:
         return TokenTimes(self.model, precision, self.rates_of(found.engine))
 
     def _best(self, times: TokenTimes, found: Split) -> tuple[str, float]:
-        return self.fastest(times, found.slots, found.far_share)
+        return self.fastest(times, found.slots, found.ram_slots if found.is_short_of_ram else None)
 
-    def fastest(self, times: TokenTimes, slots: int, far_share: float = 0.0) -> tuple[str, float]:
-        """The policy that is expected to be fastest, and a token's time by it; of near equals the default."""
+    def fastest(self, times: TokenTimes, slots: int, ram_slots: int | None = None) -> tuple[str, float]:
+        """The policy that is expected to be fastest, and a token's time by it; of near equals the default.
+
+        `ram_slots` are those behind a GPU, where they do not hold all experts.
+        """
         by_policy = {
-            name: float(np.interp(slots, curve.slots, times.token_s(curve, far_share=far_share)))
+            name: float(np.interp(slots, curve.slots, times.token_s(curve, far=self._far(name, ram_slots))))
             for name, curve in self.hits.curves.items()
             if name != BOUND
         }
         policy = min(by_policy, key=lambda name: round(by_policy[name], 9))
         return policy, min(by_policy.values())
 
-    def _by_slots(self, times: TokenTimes, slots: npt.NDArray[np.int64], whole: Split, engine: Engine) -> Floats:
+    def _by_slots(self, times: TokenTimes, slots: npt.NDArray[np.int64], engine: Engine) -> Floats:
         """A token's time for every number of slots, by the best policy of each."""
-        far = 0.0
+        ram_slots = None
         if engine is Engine.HOST:
             small = split(self.model, times.precision, self.memory.with_fast(least_bytes(self.model, times.precision)))
-            far = whole.far_share if small is None else small.far_share
+            ram_slots = small.ram_slots if small is not None and small.is_short_of_ram else None
         lines = [
-            np.interp(slots, curve.slots, times.token_s(curve, far_share=far))
+            np.interp(slots, curve.slots, times.token_s(curve, far=self._far(name, ram_slots)))
             for name, curve in self.hits.curves.items()
             if name != BOUND
         ]
         found: Floats = np.min(lines, axis=0)
         return found
 
+    def _far(self, policy: str, ram_slots: int | None) -> Floats | None:
+        return None if ram_slots is None else self.hits.far_misses(policy, ram_slots)
+
+    def _far_share(self, policy: str, found: Split) -> float:
+        """The share of the experts that neither a GPU nor RAM behind it holds."""
+        if not found.is_short_of_ram:
+            return 0.0
+        return 1 - self.hits.held_slots(policy, found.slots, found.ram_slots) / found.total
+
     def _floor_s(self, times: TokenTimes, found: Split) -> float:
-        """The least time of a token with the optimum's misses."""
+        """The least time of a token with the optimum's misses: from disk those of what both tiers hold at most."""
         bound = self.hits.curves[BOUND]
         missed = np.minimum.accumulate(bound.misses_per_token())
-        near, far = (float(np.interp(slots, bound.slots, missed)) for slots in (found.slots, found.ram_slots))
-        return times.floor_s(near, min(near, far) if found.far_share else 0.0)
+        both = found.slots + found.ram_slots
+        near, far = (float(np.interp(slots, bound.slots, missed)) for slots in (found.slots, both))
+        return times.floor_s(near, far if found.is_short_of_ram else 0.0)
 
 
 def check_fits(model: PlannedModel, memory: Memory) -> None:

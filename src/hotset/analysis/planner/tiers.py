@@ -73,9 +73,9 @@ class Split:
         return self.slots / self.total
 
     @property
-    def far_share(self) -> float:
-        """The share of the experts that RAM behind a GPU does not hold."""
-        return 0.0 if self.engine is Engine.CPU or self.slots >= self.total else 1 - self.ram_slots / self.total
+    def is_short_of_ram(self) -> bool:
+        """Whether there is RAM behind a GPU, and it does not hold all experts."""
+        return self.engine is Engine.HOST and self.ram_slots < self.total
 
 
 def split(model: PlannedModel, precision: Precision, memory: Memory) -> Split | None:

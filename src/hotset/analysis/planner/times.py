@@ -49,25 +49,17 @@ class TokenTimes:
         """The time of an event for 0 to top_k missing experts."""
         return np.array([self.event_s(missing, partial=partial) for missing in range(self.model.top_k + 1)])
 
-    def token_s(self, curve: HitCurve, weights: Floats | None = None, far_share: float = 0.0) -> Floats:
+    def token_s(self, curve: HitCurve, weights: Floats | None = None, far: Floats | None = None) -> Floats:
         """A token at every size of the curve; more memory never takes longer, since it can be left alone.
 
-        `far_share` is the share of all experts that lie on disk only, behind the RAM of a GPU.
+        `far`, by size, is how many of its missing experts lie on disk only, behind the RAM of a GPU.
         """
         events = curve.per_token(weights)
         times_s = events @ self.by_missing()
-        if far_share:
-            far = self._far_misses(curve, events, far_share)
+        if far is not None:
             times_s = times_s + far * self.precision.expert_bytes / self.rates.far_bytes_per_s
         times_s[-1] = events[-1].sum() * self.event_s(0, partial=False)
         found: Floats = np.minimum.accumulate(self.rest_s + times_s)
-        return found
-
-    def _far_misses(self, curve: HitCurve, events: Floats, far_share: float) -> Floats:
-        """Misses of a token that RAM does not hold either: those of a cache of RAM's size, and never more than all."""
-        missing = events @ np.arange(events.shape[1])
-        held = (1 - far_share) * curve.shape.total_experts
-        found: Floats = np.minimum(missing, np.interp(held, curve.slots, missing))
         return found
 
     def floor_s(self, missed: float, far: float = 0.0) -> float:
