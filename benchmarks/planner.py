@@ -40,8 +40,9 @@ SHARES = (1.0, 0.5, 0.25, 0.125)
 WORKLOADS = ("it", "c")
 TOKENS, WARM_TOKENS = 48, 8
 WITHIN, AIM, PAIRS_AIM = 0.20, 0.80, 0.90
-FITTED_TO, COVERAGE = "it", 0.90
-"""The domain whose settings the interval's term for the model's own error was fitted to, and what it aims at."""
+FITTED_TO, GPU_FITTED_TO, COVERAGE = "it", "gpt-oss-20b", 0.90
+"""The domain, and of a GPU the model, whose settings the interval's term for the model's own error was fitted to, and
+what it aims at."""
 MOST_OTHERS_CORES = 0.1
 """What other programs may take of the machine while one setting is measured."""
 Row = dict[str, Any]
@@ -238,21 +239,28 @@ def judge(rows: list[Row]) -> dict[str, Any]:
 
 def judge_intervals(rows: list[Row]) -> dict[str, Any]:
     """How many measured speeds lie inside of the intervals: where the model's own error was fitted, and elsewhere."""
-    from hotset.analysis.planner.intervals import MODEL_SPREAD
+    from hotset.analysis.planner.intervals import GPU_MODEL_SPREAD, MODEL_SPREAD
 
-    own = f", {FITTED_TO}"
+    cpu = [row for row in rows if row["machine"] == "CPU"]
+    gpu = [row for row in rows if row["machine"] != "CPU" and row["judged"]]
+    own, own_gpu = f", {FITTED_TO}", f"{GPU_FITTED_TO}, "
     splits = {
-        f"CPU{own} (fitted to)": [row for row in rows if row["machine"] == "CPU" and row["setting"].endswith(own)],
-        "CPU, others": [row for row in rows if row["machine"] == "CPU" and not row["setting"].endswith(own)],
-        "H200": [row for row in rows if row["machine"] != "CPU" and row["judged"]],
+        f"CPU{own} (fitted to)": [row for row in cpu if row["setting"].endswith(own)],
+        "CPU, others": [row for row in cpu if not row["setting"].endswith(own)],
+        f"H200, {GPU_FITTED_TO} (fitted to)": [row for row in gpu if row["setting"].startswith(own_gpu)],
+        "H200, others": [row for row in gpu if not row["setting"].startswith(own_gpu)],
     }
-    found: dict[str, Any] = {"model_spread": MODEL_SPREAD, "needed_by_what_it_is_fitted_to": None}
+    found: dict[str, Any] = {
+        "model_spread": MODEL_SPREAD, "gpu_model_spread": GPU_MODEL_SPREAD, "needed_by_what_it_is_fitted_to": None,
+    }  # fmt: skip
     for name, part in splits.items():
         if part:
             inside = [row["expected_low"] <= row["measured_tokens_per_s"] <= row["expected_high"] for row in part]
             found[name] = {"settings": len(part), "inside": sum(inside)}
     if fitted := splits[f"CPU{own} (fitted to)"]:
         found["needed_by_what_it_is_fitted_to"] = needed_spread(fitted, MODEL_SPREAD)
+    fitted = splits[f"H200, {GPU_FITTED_TO} (fitted to)"]
+    found["needed_by_what_the_gpu_is_fitted_to"] = needed_spread(fitted, GPU_MODEL_SPREAD)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 from plan_samples import HITS, MODEL, PRECISION, RATES, SIZE, planner
 
 from hotset.analysis.planner.hits import BOUND, HitCurve, replay_hits, shortened, sizes_of
-from hotset.analysis.planner.intervals import MODEL_SPREAD, interval, share_of
+from hotset.analysis.planner.intervals import GPU_MODEL_SPREAD, MODEL_SPREAD, interval, share_of
 from hotset.analysis.planner.rates import Engine
 from hotset.analysis.planner.tiers import Memory, bytes_for, least_bytes, least_ram_bytes, staging_rows
 from hotset.analysis.planner.times import TokenTimes
@@ -92,6 +92,8 @@ def test_the_interval_has_a_term_for_the_model_itself() -> None:
     assert share_of(times, curve, 8, times.resident_s, 0.4) == pytest.approx(MODEL_SPREAD)
     low_s, high_s = interval(times, curve, 8, times.resident_s)
     assert high_s / times.resident_s == pytest.approx(times.resident_s / low_s) == pytest.approx(1 + MODEL_SPREAD)
+    of_gpu = replace(times, rates=replace(times.rates, engine=Engine.DEVICE))  # the model is less sure of these
+    assert share_of(of_gpu, curve, 8, times.resident_s, 0.4) == pytest.approx(GPU_MODEL_SPREAD)
 
 
 def test_the_interval_grows_with_what_is_not_known() -> None:
@@ -184,7 +186,9 @@ def test_the_committed_coverage_is_that_of_the_committed_settings() -> None:
     document = json.loads(path.read_text(encoding="utf-8"))
     found = document["summary"]["intervals"]
     assert found["model_spread"] == MODEL_SPREAD
+    assert found["gpu_model_spread"] == GPU_MODEL_SPREAD
     assert found["needed_by_what_it_is_fitted_to"] <= MODEL_SPREAD
+    assert found["needed_by_what_the_gpu_is_fitted_to"] <= GPU_MODEL_SPREAD
     inside = [
         row["expected_low"] <= row["measured_tokens_per_s"] <= row["expected_high"]
         for row in document["rows"]

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hotset.analysis.planner.hits import HitCurve
+from hotset.analysis.planner.rates import Engine
 from hotset.analysis.planner.times import TokenTimes
 
-MODEL_SPREAD = 0.165
-"""What the model of a token's time leaves out: fitted to the committed settings of one domain on a CPU for nine in ten
-to lie inside, and judged on those of another (11 of 12) and of a GPU (14 of 18; docs/results/planner.md)."""
+MODEL_SPREAD, GPU_MODEL_SPREAD = 0.165, 0.28
+"""What the model of a token's time leaves out: fitted for nine in ten to lie inside to the committed settings of one
+domain on a CPU, and of one model on a GPU; judged on those of another (11 of 12, 5 of 5; docs/results/planner.md)."""
 _DRAWS = 200
 _QUANTILE = 1.645  # nine in ten of a normal distribution lie within so many deviations
 _WIDEST = 0.9
@@ -26,7 +27,8 @@ def share_of(times: TokenTimes, curve: HitCurve, slots: int, token_s: float, mis
     """
     requests = _bootstrap_s(times, curve, slots) / token_s
     workload = misses_spread * max(token_s - times.resident_s, 0.0) / token_s
-    return min(math.hypot(requests, workload, times.rates.spread, MODEL_SPREAD), _WIDEST)
+    own = MODEL_SPREAD if times.rates.engine is Engine.CPU else GPU_MODEL_SPREAD
+    return min(math.hypot(requests, workload, times.rates.spread, own), _WIDEST)
 
 
 def interval(
