@@ -6,6 +6,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 from event_samples import make_events, random_budget, random_events, random_requests, random_shape, workloads
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slow_model import SlowAuto, SlowCache, slow_policy
@@ -125,7 +126,7 @@ def _expected(outcome):
 def test_random_workloads(spec):
     rng = np.random.default_rng(7)
     finished = []
-    for _, scope in product(range(25), SCOPES):
+    for _, scope in product(range(examples(8, 25)), SCOPES):
         shape = random_shape(rng)
         events = random_events(rng, shape, int(rng.integers(5, 60)), prefill=rng.choice([0.0, 0.3]))
         prefill = PREFILL[rng.integers(len(PREFILL))]
@@ -136,7 +137,7 @@ def test_random_workloads(spec):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_any_workload(spec):
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=examples(8, 25), deadline=None)
     @given(workload=workloads(), scope=st.sampled_from(SCOPES), prefill=st.sampled_from(PREFILL))
     def check(workload, scope, prefill):
         Pair(spec, *workload, scope, prefill).compare()
@@ -147,7 +148,7 @@ def test_any_workload(spec):
 @pytest.mark.parametrize("spec", ["lru", "lfu:admit=score", "lru:admit=late", "slru", "belady"])
 def test_random_workloads_that_begin_with_pins_and_residents(spec):
     rng = np.random.default_rng(5)
-    for _, scope in product(range(15), SCOPES):
+    for _, scope in product(range(examples(6, 15)), SCOPES):
         shape = random_shape(rng)
         least = shape.top_k + 1 if scope is Scope.POOL else shape.layers * (shape.top_k + 1)
         pair = Pair(spec, random_events(rng, shape, 40), int(rng.integers(least, shape.total_experts + 1)), scope)

@@ -5,6 +5,7 @@ from textwrap import dedent
 
 import pytest
 from event_samples import one_layer, workloads
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def test_every_policy_keeps_the_contract(name, check):
 
 @every_policy
 def test_slots_are_kept_on_any_workload(name):
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=examples(8, 20), deadline=None)
     @given(workload=workloads(), scope=st.sampled_from(SCOPES))
     def check(workload, scope):
         controller = controller_of(name, *workload, scope)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tiny_models as tiny
 import torch
+from calls import call
 from quantised import save_fp8, save_mxfp4
 from safetensors.torch import load_file
 from store_samples import content, forge
@@ -238,10 +239,10 @@ def test_a_pack_of_an_earlier_version_loads_and_is_checked(packed: Path, tmp_pat
     folder = copy_of(packed, tmp_path)
     older(folder)
     through_hotset(folder).hotset.close()
-    done = hotset_pack("--verify", folder)
-    assert done.returncode == 0
-    assert "it has no digests for config.json" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    done = call("pack", "--verify", folder)
+    assert done.code == 0
+    assert "it has no digests for config.json" in done.err
+    assert len(done.err.splitlines()) == 1
     flip(folder / "model.safetensors", 60)
     with pytest.raises(StoreError, match=r"model\.safetensors does not match its digest"):
         through_hotset(folder)
@@ -312,37 +313,28 @@ def test_a_killed_pack_of_a_model_is_finished_byte_for_byte(packed: Path, tmp_pa
     assert content(out) == content(packed)
 
 
-def hotset_pack(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hotset", "pack", *map(str, words)], capture_output=True, text=True, check=False
-    )
-
-
 def test_the_command_packs_and_verifies(tmp_path: Path) -> None:
     out = tmp_path / "pack"
-    done = hotset_pack(reference.path(), "-o", out, "--json")
+    done = call("pack", reference.path(), "-o", out, "--json")
     told = f"note: {out} is in a folder for temporary files: hotset models does not list it, name it by its path"
-    assert (done.returncode, done.stderr.strip()) == (0, told)
-    document = json.loads(done.stdout)
+    assert (done.code, done.err.strip()) == (0, told)
+    document = json.loads(done.out)
     assert document["experts"] == 512
     assert document["digests"] == 512 + len(content(out)) - 2  # all but the blocks' file and the index have their own
     assert document["resumed"] == 0
     assert document["bytes"] == sum(len(data) for data in content(out).values())
     assert set(document["files"]) == set(content(out))
     assert document["seconds"] > 0
-    again = hotset_pack(reference.path(), "-o", out)
-    assert again.returncode == 0
-    assert "complete pack of this model already" in again.stdout
-    right = hotset_pack("--verify", out, "--json")
-    assert right.returncode == 0
-    assert json.loads(right.stdout)["damaged"] == 0
+    again = call("pack", reference.path(), "-o", out)
+    assert again.code == 0
+    assert "complete pack of this model already" in again.out
+    right = call("pack", "--verify", out, "--json")
+    assert right.code == 0
+    assert json.loads(right.out)["damaged"] == 0
     with (out / BLOCKS_FILE).open("r+b") as file:
         file.seek(open_index(out).plan.offset(PackKey(1, 7)))
         file.write(b"rust")
-    wrong = hotset_pack("--verify", out)
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: damaged: layer 1 (model.layers.1.mlp.experts), expert 7 in ")
-    assert len(wrong.stderr.splitlines()) == 1
+    assert call("pack", "--verify", out).error.startswith("damaged: layer 1 (model.layers.1.mlp.experts), expert 7 in ")
 
 
 @pytest.mark.parametrize(
@@ -357,7 +349,4 @@ def test_the_command_packs_and_verifies(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_words_are_one_line(words: list[str], why: str) -> None:
-    done = hotset_pack(*words)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {why}")
-    assert len(done.stderr.splitlines()) == 1
+    assert call("pack", *words).error.startswith(why)

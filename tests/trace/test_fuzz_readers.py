@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from examples import examples
 from foreign_traces import (
     PUBLIC,
     csv_text,
@@ -39,7 +40,7 @@ PEAK_SPARE = 16 << 20
 MAX_SECONDS = 20.0  # of the processor: a busy machine does not count
 KINDS = ("safetensors", "npz", "csv", "jsonl", "vllm", "sglang", "llama_csv", "token_csv")
 PACKED = {"npz": 64, "sglang": 64}  # how many times its size a file may unpack to
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=examples(15, 60), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def read(kind, path):
@@ -188,7 +189,7 @@ def test_damaged_parquet(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_truncation(samples, kind):
     data = samples[kind]
-    for end in range(0, len(data), max(1, len(data) // 120)):
+    for end in range(0, len(data), max(1, len(data) // examples(30, 120))):
         attempt(kind, data[:end])
 
 
@@ -268,7 +269,7 @@ FIELDS = ("experts", "request", "step", "phase", "weights", "token_ids", "predic
 TEXTS = st.sampled_from([(), None, 3, ({},) * 3, ({"a": 1},) * 3, ({"\udc00": "a"},) * 3, [{}], {}, {"a": "b"}])
 
 
-@settings(FUZZ, max_examples=300)
+@settings(FUZZ, max_examples=examples(100, 300))
 @given(
     arrays=st.dictionaries(st.sampled_from(FIELDS), ARRAYS, max_size=3),
     texts=st.dictionaries(st.sampled_from(["labels", "meta"]), TEXTS, max_size=2),
