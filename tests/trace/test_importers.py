@@ -387,6 +387,12 @@ def test_unknown_files(tmp_path):
         import_trace(tmp_path / "x.bin", kind="csv")
 
 
+def test_a_trace_needs_no_import(tmp_path, trace):
+    trace.save(tmp_path / "own.safetensors")
+    with pytest.raises(TraceError, match="a trace of hotset already"):
+        import_trace(tmp_path / "own.safetensors")
+
+
 def test_large_csv_takes_little_memory(tmp_path):
     big = make_trace(lengths=(600,), layers=8, experts=64, top_k=8)
     path = tmp_path / "a.csv"

@@ -17,6 +17,8 @@ __all__ = ["ImportOptions", "import_trace", "kinds"]
 
 _HEAD_BYTES = 1 << 16
 _MAX_TOKENS = 1 << 40
+_OWN = b'{"__metadata__":{"hotset":"{\\"kind\\": \\"trace\\"'
+"""How a trace of hotset begins, behind the length of its header."""
 
 
 def import_trace(
@@ -73,6 +75,8 @@ def _choose(path: Path, kind: str | None) -> Any:
     with open_regular(path) as file:
         head = file.read(_HEAD_BYTES)
     by_content = next((module for module in modules.values() if module.recognises(head)), by_suffix)
+    if by_content is None and _OWN in head:
+        raise TraceError(f"{path} is a trace of hotset already: there is nothing to import (hotset trace info shows it)")
     if by_content is None:
         raise TraceError(f"{path} is in none of the formats known ({', '.join(modules)}): name one with --kind")
     return by_content
