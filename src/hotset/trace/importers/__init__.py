@@ -76,7 +76,9 @@ def _choose(path: Path, kind: str | None) -> Any:
         head = file.read(_HEAD_BYTES)
     by_content = next((module for module in modules.values() if module.recognises(head)), by_suffix)
     if by_content is None and _OWN in head:
-        raise TraceError(f"{path} is a trace of hotset already: there is nothing to import (hotset trace info shows it)")
+        raise TraceError(
+            f"{path} is a trace of hotset already: there is nothing to import (hotset trace info shows it)"
+        )
     if by_content is None:
         raise TraceError(f"{path} is in none of the formats known ({', '.join(modules)}): name one with --kind")
     return by_content
