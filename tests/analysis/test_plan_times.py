@@ -81,6 +81,16 @@ def test_measured_experts_are_taken_before_the_memorys_speed() -> None:
     assert rates.expert_s("mxfp4", MODEL.matrices, SIZE) == pytest.approx(EXPERT_S)
 
 
+def test_the_bound_holds_where_products_were_seen_to_outrun_the_memory() -> None:
+    plain = TokenTimes(MODEL, PRECISION, RATES)
+    assert plain.floor_s(0.0) == pytest.approx((1e6 + 4 * SIZE) / 1e9)
+    quick = replace(
+        RATES, layer_s=0.0, event_s=0.0, experts=(ExpertPoint("bfloat16", MODEL.matrices, SIZE, 1e-6, 1e-3),)
+    )
+    times = TokenTimes(MODEL, PRECISION, quick)
+    assert times.floor_s(0.0) <= times.resident_s < plain.floor_s(0.0)
+
+
 def test_machines_that_are_not_there_scale_with_their_memory() -> None:
     slow, fast = (cpu_rates(speed, 1e9).expert_s("int4", MODEL.matrices, SIZE) for speed in (1e10, 4e10))
     assert slow == pytest.approx(4 * fast)

@@ -63,11 +63,15 @@ class TokenTimes:
         return found
 
     def floor_s(self, missed: float, far: float = 0.0) -> float:
-        """The least time of a token: its bytes at the memory's speed, or the missed ones at the link's or disk's."""
+        """The least time of a token: its bytes at the memory's speed, or the missed ones at the link's or disk's.
+
+        Where products were seen to read faster than the memory was (other programs ran meanwhile), theirs is the speed.
+        """
         model, rates, size = self.model, self.rates, self.precision.expert_bytes
-        read = model.read_bytes + model.layers * model.top_k * size
+        read_s = model.read_bytes / max(rates.memory_bytes_per_s, rates.rest_bytes_per_s)
+        read_s += model.layers * model.top_k * min(size / rates.memory_bytes_per_s, self.expert_s)
         moved_s = max(missed * size / rates.miss_bytes_per_s, far * size / rates.far_bytes_per_s)
-        return max(read / rates.memory_bytes_per_s, moved_s)
+        return max(read_s, moved_s)
 
 
 def together_s(compute_s: float, transfer_s: float, rates: Rates) -> float:
