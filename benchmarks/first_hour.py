@@ -102,6 +102,7 @@ def play(words: str, typed: list[bytes], tree: Path, folder: Path, omp_threads: 
     began_s = time.perf_counter()
     child, screen = pty.fork()
     if not child:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         os.chdir(folder)
         os.environ.update(

@@ -26,6 +26,7 @@ def test_ctrl_c_while_the_commands_are_imported_ends_without_a_word() -> None:
     module, _, function = scripts["hotset"].partition(":")
     code = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a script's background has it ignored
 class Pressed:
     def find_spec(self, name, *_):
         if name == "typer":  # the largest of what is imported
