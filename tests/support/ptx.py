@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,29 @@ def run(text: str, constraints: list[str], given: list[Any]) -> list[Any]:
     for number, value in enumerate(given):
         wide = value.dtype.itemsize == 8
         machine.registers[f"${len(outputs) + number}"] = value if wide else np.ascontiguousarray(value).view(np.uint32)
-    for line in text.strip().strip("{}").split(";"):
-        machine.step(line.strip())
+    with np.errstate(all="ignore"):
+        for operation, operands in instructions(text):
+            machine.step(operation, operands)
     kinds = {"=f": np.float32, "=r": np.int32}
     return [machine.registers[f"${number}"].view(kinds[kind]) for number, kind in enumerate(outputs)]
+
+
+@cache
+def instructions(text: str) -> list[tuple[str, list[str]]]:
+    """What a block says, each with its operands; kernels run the same few blocks again and again."""
+    found = []
+    for line in map(str.strip, text.strip().strip("{}").split(";")):
+        if line and not line.startswith(".reg"):
+            operation, _, rest = line.partition(" ")
+            operands = re.findall(r"\s*(\{[^}]*\}|\[[^]]*\]|[^,]+)", rest)
+            found.append((operation, [word.strip() for word in operands if word.strip()]))
+    return found
+
+
+@cache
+def constant(operand: str) -> Bits:
+    """A number that is written in an instruction."""
+    return np.uint32(int(operand[2:], 16) if operand.startswith("0f") else int(operand, 0) & 0xFFFFFFFF)
 
 
 class Machine:
@@ -59,12 +79,8 @@ class Machine:
     def __init__(self) -> None:
         self.registers: dict[str, Bits] = {}
 
-    def step(self, line: str) -> None:
+    def step(self, operation: str, operands: list[str]) -> None:
         """One instruction."""
-        if not line or line.startswith(".reg"):
-            return
-        operation, _, rest = line.partition(" ")
-        operands = [word.strip() for word in re.findall(r"\s*(\{[^}]*\}|\[[^]]*\]|[^,]+)", rest) if word.strip()]
         if operation.startswith("ld.global"):
             self._load(operation, operands)
         elif operation == "mov.b32" and operands[0].startswith("{"):
@@ -75,15 +91,10 @@ class Machine:
             low, high = (self.registers[name] for name in operands[1].strip("{}").replace(" ", "").split(","))
             self.registers[operands[0]] = low | (high << np.uint32(16))
         else:
-            with np.errstate(all="ignore"):
-                self.registers[operands[0]] = OPERATIONS[operation](*(self._value(each) for each in operands[1:]))
+            self.registers[operands[0]] = OPERATIONS[operation](*(self._value(each) for each in operands[1:]))
 
     def _value(self, operand: str) -> Bits:
-        if operand in self.registers:
-            return self.registers[operand]
-        if operand.startswith("0f"):
-            return np.uint32(int(operand[2:], 16))
-        return np.uint32(int(operand, 0) & 0xFFFFFFFF)
+        return self.registers[operand] if operand in self.registers else constant(operand)
 
     def _load(self, operation: str, operands: list[str]) -> None:
         name, _, offset = operands[1].strip("[]").partition(" + ")
