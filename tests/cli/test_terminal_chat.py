@@ -181,8 +181,10 @@ def test_blocks_ctrl_c_a_new_size_and_other_alphabets(terminals: list[Terminal],
     terminal.resize(30, 40)
     at = terminal.type(b"h")
     terminal.wait_for("h", at)  # the line is drawn anew at the first key after a resize
-    at = terminal.type(b"alf a question")
-    terminal.wait_for("question", at)
+    at = terminal.type(b"alf a question that is longer than the new line")
+    terminal.wait_for("line", at)
+    at = terminal.type(b"\x01")  # to its beginning: a line up, since there are two now
+    terminal.wait_for(r"\x1b\[A", at)
     terminal.press_ctrl_c("\n.*> ")
     at = terminal.type("ночь 🌙\n".encode())  # and nothing of the line before
     terminal.wait_for("lines=1 ночь 🌙(.|\n)*> ", at)
