@@ -138,7 +138,8 @@ def play(words: str, typed: list[bytes], tree: Path, folder: Path, omp_threads: 
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     whole_s = time.perf_counter() - began_s
     return {
-        "typed": words[2:] if words.startswith("$ ") else f"hotset {words}", "seen": seen(text).replace(str(folder), "."), "exit_code": code,
+        "typed": words[2:] if words.startswith("$ ") else f"hotset {words}",
+        "seen": seen(text).replace(str(folder), "."), "exit_code": code,
         "waited_s": round(waited_s or whole_s, 1), "whole_s": round(whole_s, 1),
     }  # fmt: skip
 

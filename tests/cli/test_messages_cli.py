@@ -150,4 +150,6 @@ def test_the_limit_of_a_process_says_what_it_leaves() -> None:
 
 def test_options_of_earlier_versions_are_not_suggested() -> None:
     assert call("chat", "--prompt", "x").error == "No such option: --prompt (see hotset chat --help)"
+    told = "Got unexpected extra argument(s) (Il mare): the prompt goes behind -p, in quotes (see hotset run --help)"
+    assert call("run", "reference", "Il mare").error == told
     assert "--top-p" in call("run", "--top-n", "3").error

@@ -84,6 +84,8 @@ def _misuse(error: Any) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "hotset"
     where = _place(error, context)
+    if context and context.info_name == "run" and message.startswith("Got unexpected extra argument"):
+        where = ": the prompt goes behind -p, in quotes"
     return _report(f"{message.rstrip('.')}{where} (see {command} --help)", WRONG_INPUT)
 
 
