@@ -1,14 +1,14 @@
 """Compiles what plans and prefetches on the device, as the engine launches it, for GPUs that need not be there.
 
-``python tests/engine/device/compile_plans.py some 80 90`` prints the size of each kernel: `some` are those of a model
-by default, `most` are of all policies, and `all` of `nextuse` with several requests, too, which takes long.
+``python tests/engine/device/compile_plans.py some 80 most 90`` prints the size of each kernel: `some` are those of a
+model by default, `most` are of all policies, and `all` of `nextuse` with several requests, too, which takes long.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -118,10 +118,10 @@ def launches(extent: str) -> Iterator[tuple[str, Any]]:
     yield "prefetch 8x128", partial(prefetch, *SEVERAL)
 
 
-def main(extent: str, capabilities: list[int]) -> None:
-    """Compile all; a kernel that cannot be compiled raises."""
+def main(words: Sequence[str]) -> None:
+    """Compile for each kind of GPU; a kernel that cannot be compiled raises."""
     support.LATE_HAS_RUN = True
-    for capability in capabilities:
+    for extent, capability in zip(words[::2], map(int, words[1::2]), strict=True):
         made = compile_only(capability)
         for name, launch in launches(extent):
             launch()
@@ -134,4 +134,4 @@ def main(extent: str, capabilities: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], [int(word) for word in sys.argv[2:]] or [80, 89, 90, 100])
+    main(sys.argv[1:] or ["all", "90"])

@@ -1,10 +1,12 @@
 """Compiles the expert kernels with every format, by tiles and by units, for GPUs that need not be there.
 
-``python tests/engine/kernels/compile_kernels.py [--some] 80 90`` prints the loads of all kernels, or of some formats'.
+``python tests/engine/kernels/compile_kernels.py some 80 all 90`` prints the loads of the kernels of some formats for
+one kind of GPU, and of all formats for another.
 """
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections import Counter
@@ -29,8 +31,15 @@ SPECS = (
     "integer:zeros=bytes,scales=float16", "integer:ordered=2,zeros=bytes", "gguf:kind=Q5_1", "gguf:kind=Q5_K",
     "gguf:kind=Q8_0", "gguf:kind=Q4_K", "gguf:kind=Q6_K",
 )  # fmt: skip
-SOME = ("dense", "fp8", "mxfp4", "integer", "gguf:kind=Q4_K")
-"""A format of each way to decode: enough to see that a generation of GPUs takes the kernels."""
+SOME = {
+    80: {"up": ("dense", "integer"), "down": ("fp8", "gguf:kind=Q4_K"), "up units": ("fp8",),
+         "down units": ("nvfp4:matrices=2", "gguf:kind=Q4_K"), "decode": ("mxfp4",)},
+    89: {"up": ("fp8", "gguf:kind=Q4_K"), "down": ("mxfp4",), "up units": ("mxfp4", "gguf:kind=Q4_K"),
+         "down units": ("fp8",), "decode": ("integer", "gguf:kind=Q4_K")},
+    100: {"up": ("mxfp4",), "down": ("dense", "integer"), "up units": ("integer",),
+          "down units": ("mxfp4", "integer"), "decode": ("fp8",)},
+}  # fmt: skip
+"""Every kernel for every generation, and each way to decode once for one of them; E4M3 differs from 89 on."""
 POINTERS = {"uint8": "*u8", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32"}
 COLUMNS, DEPTH = 1536, 2048
 TYPES: dict[str, Any] = {
@@ -115,19 +124,27 @@ def kernels_of(spec: str) -> Iterator[tuple[Any, str]]:
         yield decode_kernel, "decode"
 
 
-def main(capabilities: list[int], specs: Sequence[str]) -> None:
-    """Compile the kernels of these formats; one that cannot be compiled raises."""
-    for capability in capabilities:
+def chosen(extent: str, capability: int) -> Iterator[tuple[Any, str, str]]:
+    """Kernels, what to call them, and the formats to compile them with."""
+    some = SOME.get(capability)
+    for spec in SPECS:
+        for kernel, name in kernels_of(spec):
+            if extent == "all" or some is None or spec in some[name]:
+                yield kernel, name, spec
+
+
+def main(words: Sequence[str]) -> None:
+    """Compile the kernels for each kind of GPU; one that cannot be compiled raises."""
+    gc.freeze()  # the compiler makes much that is soon gone: whatever was imported need not be looked through each time
+    for extent, capability in zip(words[::2], map(int, words[1::2]), strict=True):
         constants = {"k": DEPTH, "padded": DEPTH, "unit": 32, "order": 1, "lanes": 32, "block": 1024}
         program(order_kernel, constants, TYPES, 0, capability, 4)
-        for spec in specs:
-            for kernel, name in kernels_of(spec):
-                made = compiled(kernel, spec, capability)
-                ptx = made.asm["ptx"]
-                loads = Counter(word.removeprefix("ld.global.") for word in re.findall(r"ld\.global\S*", ptx))
-                print(capability, spec, f"{name}:", len(ptx.splitlines()), "lines", dict(loads), flush=True)
+        for kernel, name, spec in chosen(extent, capability):
+            made = compiled(kernel, spec, capability)
+            ptx = made.asm["ptx"]
+            loads = Counter(word.removeprefix("ld.global.") for word in re.findall(r"ld\.global\S*", ptx))
+            print(capability, spec, f"{name}:", len(ptx.splitlines()), "lines", dict(loads), flush=True)
 
 
 if __name__ == "__main__":
-    words = [word for word in sys.argv[1:] if word != "--some"]
-    main([int(word) for word in words] or [80, 89, 90], SOME if "--some" in sys.argv else SPECS)
+    main(sys.argv[1:] or ["all", "90"])
