@@ -90,7 +90,13 @@ def machine_rates(told: Told, model: PlannedModel, memory: Memory) -> tuple[Rate
         return rates_of, assumed(told, disk_known=found is not None)
     if found is None or (memory.gpu_bytes is not None and not gpu_measured):
         found = _measured(model)
-    return rates_here(found, told), []
+    on_cpu = memory.gpu_bytes is None
+    measured = any(point.matrices == model.matrices for point in found.experts)
+    unlike = [
+        "experts of this model's size were not measured, so the nearest in size speak for them: hotset doctor "
+        f"{model.name} --measure measures them"
+    ]
+    return rates_here(found, told), unlike if on_cpu and model.there and not measured else []
 
 
 def _measured(model: PlannedModel) -> Calibration:
