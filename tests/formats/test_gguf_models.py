@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from hotset.models.fingerprint import fingerprint_of_folder  # noqa: E402
 from hotset.models.gguf_checkpoint import GgufCheckpoint  # noqa: E402
 from hotset.models.packing import pack  # noqa: E402
 
+TOKENS = 512
 PROMPT = torch.tensor([[5, 90, 31, 7, 41, 77]])
 
 
@@ -54,23 +56,32 @@ def stock(file: Path) -> Any:
 
 
 def tiny(folder: Path, name: str, **more: Any) -> Path:
-    """A tiny checkpoint of a family, with blocks of 256 inputs everywhere, and the reference model's tokenizer."""
-    import shutil
-
+    """A tiny checkpoint of a family, with blocks of 256 inputs everywhere."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(3)
     settings = {
-        "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
+        "vocab_size": TOKENS, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "num_experts_per_tok": 2,
         "initializer_range": 0.1, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 0,
         "pad_token_id": 0,
     }  # fmt: skip
     config = AutoConfig.for_model(name, **settings | more)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    for file in Path(reference.path()).glob("tokenizer*.json"):
-        shutil.copy(file, folder)
+    for name, text in tokenizer_of(TOKENS).items():
+        (folder / name).write_text(text)
     return folder
+
+
+def tokenizer_of(tokens: int) -> dict[str, str]:
+    """The first tokens of the reference model's tokenizer: each merge makes one, and transformers reads them slowly."""
+    files = {file.name: file.read_text() for file in Path(reference.path()).glob("tokenizer*.json")}
+    whole = json.loads(files["tokenizer.json"])
+    model = whole["model"]
+    without = len(model["vocab"]) - len(model["merges"])
+    model["vocab"] = {word: number for word, number in model["vocab"].items() if number < tokens}
+    model["merges"] = model["merges"][: tokens - without]
+    return files | {"tokenizer.json": json.dumps(whole)}
 
 
 def kinds_of(model: Any) -> list[list[str]]:
