@@ -110,11 +110,12 @@ def test_a_full_disk_is_said_once_and_all_works(package: Path, tmp_path: Path) -
     assert "No space left" in done.stderr
 
 
-SIMULATE = """
-from hotset.sim import Sweep, simulate
+REPLAY = """
+from hotset.cache import Controller, SlotPlan
+from hotset.policies import parse
 from hotset.trace.synth import SynthConfig, synthesise
 trace = synthesise(SynthConfig(layers=2, experts=8, top_k=2, requests=2, new_tokens=8))
-print(len(simulate({"some": trace}, Sweep(policies=["lru"], budgets=["50%"])).rows))
+print(len(Controller(SlotPlan(trace.shape, 8), parse("lru")).replay(trace.events()).misses))
 """
 READ_ONLY = """
 for folder in "$1" "$2"; do
@@ -125,14 +126,14 @@ exec "$@"
 """
 
 
-def test_a_container_whose_folders_are_read_only_simulates_and_says_so_once(tmp_path: Path) -> None:
+def test_a_container_whose_folders_are_read_only_replays_and_says_so_once(tmp_path: Path) -> None:
     copy, home = tmp_path / "site", tmp_path / "home"
     shutil.copytree(PACKAGE, copy / "hotset", ignore=shutil.ignore_patterns("__pycache__", "model"))
     home.mkdir()
     if shutil.which("unshare") is None:
         pytest.skip("mounts of a process of its own cannot be made here")
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", str(copy), str(home), sys.executable, "-c", SIMULATE],
+        ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", str(copy), str(home), sys.executable, "-c", REPLAY],
         env={"HOME": str(home), "PYTHONPATH": str(copy), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
@@ -209,62 +210,62 @@ def test_it_can_be_asked_whether_code_is_kept(package: Path) -> None:
 
 AHEAD = """
 import json, sys
-from hotset import ahead, compiling
-parts = ahead.parts_of("blend")
-found = [list(part) for part in ahead.compile_parts(parts)]
-loaded, load = [], compiling._Kept.load_overload
-
-def note(self, *words):
-    loaded.append(self._py_func.__qualname__)
-    return load(self, *words)
-
-from hotset.generation import Sampling, TextModel, encode_prompt, generate
-from hotset.options import RunOptions
-with TextModel.load(RunOptions(memory="25%")) as text_model:
-    compiling._Kept.load_overload = note
-    generate(text_model, encode_prompt(text_model, "Il mercato del"), Sampling(max_new_tokens=20))
-    text_model.stats()
-print(json.dumps({"parts": found, "missing": ahead.missing(parts), "later": loaded}))
-"""
-
-
-def test_what_is_compiled_ahead_is_all_that_an_answer_needs() -> None:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", AHEAD], capture_output=True, text=True, timeout=300)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert sorted(found["parts"]) == [["forecast", "gate"], ["policy", "blend"], ["shadow", ""], ["trial", ""]]
-    assert found["missing"] == found["later"] == []
-
-
-WARM = """
-import json, sys
 from pathlib import Path
 from hotset import ahead, compiling
-parts = ahead.parts_of("blend", warm=True)
-list(ahead.compile_parts(parts))
+from hotset.generation import Sampling, TextModel, encode_prompt, generate
+from hotset.options import RunOptions
+
 loaded, load = [], compiling._Kept.load_overload
 
 def note(self, *words):
     loaded.append(self._py_func.__qualname__)
     return load(self, *words)
 
-from hotset.generation import Sampling, TextModel, encode_prompt, generate
-from hotset.options import RunOptions
+def answer(text_model):
+    generate(text_model, encode_prompt(text_model, "Il mercato del"), Sampling(max_new_tokens=20))
+    text_model.stats()
+
+def compiled(parts):
+    list(ahead.compile_parts(ahead.missing(parts)))
+    return parts
+
+def told(parts):
+    later = list(loaded)
+    loaded.clear()
+    compiling._Kept.load_overload = load
+    print(json.dumps({"parts": parts, "missing": ahead.missing(parts), "later": later}))
+
+compiling._Kept.load_overload = note
+with TextModel.load(RunOptions()) as text_model:
+    answer(text_model)
+told([])
+
+parts = compiled(ahead.parts_of("blend"))
 profile = Path(sys.argv[1]) / "mine.safetensors"
-for again in (False, True):
-    options = RunOptions(memory="25%", profile=profile) if again else RunOptions(memory="25%", learn=profile)
-    compiling._Kept.load_overload = note if again else load
-    with TextModel.load(options) as text_model:
-        generate(text_model, encode_prompt(text_model, "Il mercato del"), Sampling(max_new_tokens=20))
-print(json.dumps({"parts": parts, "missing": ahead.missing(parts), "later": loaded}))
+with TextModel.load(RunOptions(memory="25%", learn=profile)) as text_model:
+    compiling._Kept.load_overload = note
+    answer(text_model)
+    told(parts)
+
+parts = compiled(ahead.parts_of("blend", warm=True))
+compiling._Kept.load_overload = note
+with TextModel.load(RunOptions(memory="25%", profile=profile)) as text_model:
+    answer(text_model)
+told(parts)
 """
 
 
-def test_what_is_compiled_ahead_is_all_that_a_warm_start_needs(tmp_path: Path) -> None:
-    words = [sys.executable, "-W", "ignore", "-c", WARM, str(tmp_path)]
+def test_what_is_compiled_ahead_is_all_that_an_answer_needs(tmp_path: Path) -> None:
+    """With all experts in memory nothing is; one process, in which no other test has loaded any."""
+    words = [sys.executable, "-W", "ignore", "-c", AHEAD, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert ["warm", "blend"] in found["parts"]
-    assert found["missing"] == found["later"] == []
+    assert done.returncode == 0, done.stderr
+    whole, cold, warm = (json.loads(line) for line in done.stdout.splitlines()[-3:])
+    assert whole["later"] == []
+    assert sorted(cold["parts"]) == [["forecast", "gate"], ["policy", "blend"], ["shadow", ""], ["trial", ""]]
+    assert cold["missing"] == cold["later"] == []
+    assert ["warm", "blend"] in warm["parts"]
+    assert warm["missing"] == warm["later"] == []
 
 
 REPLAYS = """

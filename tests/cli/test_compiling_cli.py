@@ -68,6 +68,12 @@ def test_commands_compile_what_they_replay(
     assert asked == [parts]
 
 
+def test_what_is_there_is_not_told_of() -> None:
+    words = ("forecast", "reference:it", "-f", "previous")
+    call(*words)
+    assert NOTE not in call(*words).err
+
+
 def test_a_figure_needs_the_curve_of_lru(asked: list[set[ahead.Part]], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     call("simulate", "reference:it", "-p", "lru", "-b", "25%", "--plot", tmp_path / "hits.svg")
@@ -104,21 +110,21 @@ def test_a_line_in_a_pipe_and_a_bar_at_a_terminal_and_once(tmp_path: Path) -> No
     first = hotset(tmp_path / "one", *words, "--json")
     assert first.stderr.splitlines().count(NOTE) == 1
     assert json.loads(first.stdout)
-    assert NOTE not in hotset(tmp_path / "one", *words).stderr
+    assert ONCE not in at_terminal(tmp_path / "one", *words)
     shown = at_terminal(tmp_path / "two", *words)
     assert ONCE in shown
     assert NOTE not in shown
     drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert re.search(rf"{ONCE} [^\r\n]* 0/1 0:0\d:(0[1-9]|[1-5]\d)", drawn), drawn  # how long so far
     assert shown.index(ONCE) < shown.index("forecasting") < shown.index("recall @k")
-    assert ONCE not in at_terminal(tmp_path / "two", *words)
 
 
-def test_nothing_is_compiled_where_all_experts_fit(tmp_path: Path) -> None:
-    done = hotset(tmp_path, "run", "-p", "Il mercato", "--max-new-tokens", "2")
-    assert done.returncode == 0, done.stderr
-    assert NOTE not in done.stderr
-    assert not [file.name for file in tmp_path.rglob("*.nbc")]
+def test_nothing_is_compiled_first_where_all_experts_fit(asked: list[set[ahead.Part]]) -> None:
+    """Nor later: tests/test_compiling.py."""
+    done = call("run", "-p", "Il mercato", "--max-new-tokens", "2")
+    assert done.code == 0, done
+    assert NOTE not in done.err
+    assert not any(asked)
 
 
 def test_quiet_says_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 
 TRUST = Path(__file__).parents[2] / "benchmarks" / "trust"
-SEED, CASES = 2014, 40
-QUANTISED_CASES = {"fp8": 12, "gguf": 12, "gptq": 6, "awq": 6, "nvfp4": 6, "mxfp4": 6}
+SEED, CASES = 2014, examples(16, 40)
+QUANTISED = {"fp8": 12, "gguf": 12, "gptq": 6, "awq": 6, "nvfp4": 6, "mxfp4": 6}
+QUANTISED_CASES = {kind: examples(max(3, cases // 3), cases) for kind, cases in QUANTISED.items()}
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),

@@ -129,7 +129,7 @@ def test_it_runs_when_asked_for(case: Case, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert case.marker.exists()
     case.marker.unlink()
-    done = run_process("pack", case.model, "-o", tmp_path / "pack", "--trust-remote-code")
+    done = run_here("pack", case.model, "-o", tmp_path / "pack", "--trust-remote-code")
     assert done.code == 0, done.err
     assert case.marker.exists()
     assert (tmp_path / "pack/own.py").exists()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -57,8 +59,19 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(name: str, traces: dict[str, Trace]) -> studies.StudyResult:
+    """Carry a study out, and see that it tells of each of its steps."""
+    steps: list[int] = []
     study = studies.find(name)
-    return studies.carry_out(study, study.plan(traces))
+    plan = study.plan(traces)
+    result = studies.carry_out(study, plan, lambda: steps.append(1))
+    assert len(steps) == len(plan.jobs)
+    return result
+
+
+@pytest.fixture(scope="module")
+def results(traces: dict[str, Trace]) -> Callable[[str], studies.StudyResult]:
+    """Each study of these traces, carried out once; it is asked for within a test, where studies are small."""
+    return cache(lambda name: run(name, traces))
 
 
 def test_all_are_found_by_name() -> None:
@@ -68,12 +81,8 @@ def test_all_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_study_has_one_schema(name: str, traces: dict[str, Trace]) -> None:
-    steps: list[int] = []
-    study = studies.find(name)
-    plan = study.plan(traces)
-    result = studies.carry_out(study, plan, lambda: steps.append(1))
-    assert len(steps) == len(plan.jobs)
+def test_every_study_has_one_schema(name: str, results: Callable[[str], studies.StudyResult]) -> None:
+    result = results(name)
     assert result.rows
     assert result.ran_on
     assert result.notes
@@ -154,8 +163,8 @@ def test_bytes_are_equal_and_add_up() -> None:
         assert row["hit_rate"] == off["hit_rate"]
 
 
-def test_the_oracle_stalls_least(traces: dict[str, Trace]) -> None:
-    rows = run("bytes", traces).rows
+def test_the_oracle_stalls_least(results: Callable[[str], studies.StudyResult]) -> None:
+    rows = results("bytes").rows
     for speed in equal_bytes.SPEEDS_GB:
         stall = {(r["forecast"], r["auto"]): r["stall_ms"] for r in rows if r["link_gb_per_s"] == speed}
         predicted = [value for (forecast, _), value in stall.items() if forecast != "demand only"]
@@ -201,8 +210,8 @@ def test_precision_counts_residents_as_one_by_one(mix: Mix, policy: str) -> None
     assert row["recall"] == row["hit_rate"] == pytest.approx(hits / used)
 
 
-def test_policies_at_2_to_6_of_8_and_the_bound_on_top(traces: dict[str, Trace]) -> None:
-    rows = run("policies", traces).rows
+def test_policies_at_2_to_6_of_8_and_the_bound_on_top(results: Callable[[str], studies.StudyResult]) -> None:
+    rows = results("policies").rows
     small = [row for row in rows if row["trace"].startswith("synthetic")]
     assert {row["slots"] for row in small} == {2, 3, 4, 5, 6}
     assert {row["slots"] for row in rows if row["what"] == "caching"} == {2, 3, 4, 5, 6, 8}
@@ -231,8 +240,10 @@ def test_rates_by_request_add_up_to_the_whole(mix: Mix) -> None:
         assert np.average(shift.recalls(spec, parts), weights=tokens) == pytest.approx(score.recall), spec
 
 
-def test_shift_tells_families_apart_and_needs_two_tasks(traces: dict[str, Trace]) -> None:
-    rows = run("shift", traces).rows
+def test_shift_tells_families_apart_and_needs_two_tasks(
+    traces: dict[str, Trace], results: Callable[[str], studies.StudyResult]
+) -> None:
+    rows = results("shift").rows
     assert {row["switch"] for row in rows} == {"within a family", "between families"}
     for row in rows:
         assert row["least"] <= row["mean"] <= row["most"] <= 4
@@ -250,8 +261,8 @@ def test_one_user_is_the_plain_replay(mix: Mix) -> None:
         assert own[1]["hit_rate"] == pytest.approx(plain.hit_rate)
 
 
-def test_knobs_are_sorted_by_what_they_change(traces: dict[str, Trace], mix: Mix) -> None:
-    rows = run("sensitivity", traces).rows
+def test_knobs_are_sorted_by_what_they_change(results: Callable[[str], studies.StudyResult], mix: Mix) -> None:
+    rows = results("sensitivity").rows
     assert [row["range"] for row in rows] == sorted((row["range"] for row in rows), reverse=True)
     for row in rows:
         assert row["least_stall_ms"] <= row["base_stall_ms"] <= row["most_stall_ms"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hotset.policies.base import compiled
+from hotset.policies import eam
+from hotset.policies.base import bind
 from hotset.policies.eam import EamState, match, take
 from hotset.sim.forecasting import evaluate
 from hotset.sim.studies._result import Chart, Job, Row, Study, columns, grouped
@@ -51,19 +54,27 @@ def measure(mix: Mix, policy: str, forecast: str, capacity: int | None) -> list[
 
 def _match_time(mix: Mix, policy: str, slots: int) -> tuple[int, float]:
     """The matrices held after the first half, and the time to take in an event and to search them; best of a few."""
-    cache = warmed(mix, policy, slots)
+    state, match_often = warmed(mix, policy, slots).state, _compiled()
     experts = np.arange(mix.fit.shape.top_k, dtype=np.int32)
-    _match_often(cache.state, experts, np.ones_like(experts), 1)
+    match_often(state, experts, np.ones_like(experts), 1)
     taken = []
     for _ in range(_ROUNDS):
         began = time.thread_time()
-        _match_often(cache.state, experts, np.ones_like(experts), _EVENTS)
+        match_often(state, experts, np.ones_like(experts), _EVENTS)
         taken.append(time.thread_time() - began)
-    return int(cache.state.held[0]), 1e6 * min(taken) / _EVENTS
+    return int(state.held[0]), 1e6 * min(taken) / _EVENTS
 
 
-@compiled  # not kept on disk: numba would not see that hotset.policies.eam has changed
+@cache
+def _compiled() -> Callable[..., None]:
+    """The loop below, kept on disk under a name that changes with all policies."""
+    sources = [Path(__file__), *sorted(Path(eam.__file__).parent.glob("*.py"))]
+    made: Callable[..., None] = bind([_match_often], [_match_often], globals(), "eam_", sources)["_match_often"]
+    return made
+
+
 def _match_often(state: EamState, experts: Any, counts: Any, times: int) -> None:
+    """Take in so many events, and look for requests like the running one after each."""
     layers = state.running.shape[1]
     for i in range(times):
         take(state, i % layers, experts, counts, 1, 0)
