@@ -47,7 +47,7 @@ def both(folder: Path, compute: Callable[[Any], list[Any]], monkeypatch: pytest.
     found = []
     for few in (packed.FEW_TOKENS, 0):
         monkeypatch.setattr(packed, "FEW_TOKENS", few)
-        model = hotset.load(folder, memory="50%", device="cpu")
+        model = hotset.load(folder, memory="100%", device="cpu")
         with torch.no_grad():
             found.append(torch.cat(compute(model), dim=-1))
         model.hotset.close()
