@@ -32,9 +32,10 @@ demo: $(STAMP)
 	hotset simulate "$$traces/italian.safetensors" "$$traces/c.safetensors" -p lru -p blend -b 25% --fit 0
 
 # Processes side by side, one thread each: threads of several processes would spin against each other.
+# Files stay whole, since their tests share models, and those of tests/slow.txt are begun first.
 test: $(STAMP) lint
 	$(BIN)/python tests/compile_ahead.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 	@$(BIN)/python tests/gpu/covered.py
 
 # Some quick tests of every package, for while one works; `make test` runs all.

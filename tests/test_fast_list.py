@@ -1,4 +1,4 @@
-"""`make test-fast` runs the files named in fast.txt: all of them exist, and every package has one that uses it."""
+"""Files in fast.txt, which `make test-fast` runs, and in slow.txt exist; every package has a fast one that uses it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ FILES = (ROOT / "tests" / "fast.txt").read_text().split()
 PACKAGES = sorted(path.parent.name for path in Path(hotset.__file__).parent.glob("*/__init__.py"))
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_the_fast_tests_exists(name: str) -> None:
+SLOW = (ROOT / "tests" / "slow.txt").read_text().split()
+
+
+@pytest.mark.parametrize("name", [*FILES, *SLOW])
+def test_a_file_that_is_named_exists(name: str) -> None:
     assert (ROOT / name).is_file()
+
+
+def test_a_file_is_named_once() -> None:
+    assert len(FILES) == len(set(FILES))
+    assert len(SLOW) == len(set(SLOW))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

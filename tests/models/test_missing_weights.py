@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models as tiny
 import torch
+from calls import call
 from safetensors.torch import load_file, save_file
 
 import hotset
@@ -102,9 +101,6 @@ def test_the_command_ends_in_one_line(saved: Path, tmp_path: Path) -> None:
     folder = without(saved, tmp_path, f"{LAYER}self_attn.q_proj.weight", f"{LAYER}mlp.gate.weight")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((reference.path() / name).read_bytes())
-    command = [sys.executable, "-m", "hotset", "run", str(folder), "-p", "a", "--memory", "50%", "--device", "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith(f"error: the checkpoint does not hold {LAYER}mlp.gate.weight, {LAYER}self_attn.q_proj")
+    done = call("run", folder, "-p", "a", "--memory", "50%", "--device", "cpu")
+    assert not done.out
+    assert done.error.startswith(f"the checkpoint does not hold {LAYER}mlp.gate.weight, {LAYER}self_attn.q_proj")
