@@ -88,23 +88,19 @@ def spoilt(tensor: Any, flags: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mend Triton 3.6: it takes loop bounds from arrays, which NumPy 2.4 refuses, and bfloat16 in dots as integers."""
+def _wide_dots(interpreter: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mend Triton 3.6: it takes bfloat16 in dots as integers."""
     import triton.language as tl
-    from triton.runtime import interpreter
+    from triton.runtime import interpreter as triton_interpreter
 
-    patch_tensor, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
-
-    def patch(tensor: Any, scope: Any) -> None:
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+    builder = triton_interpreter.InterpreterBuilder
+    dot = builder.create_dot
 
     def widened(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         a, b = (self.cast_impl(t, tl.float32) if t.dtype.scalar == tl.bfloat16 else t for t in (a, b))
         return dot(self, a, b, *rest)
 
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", widened)
+    monkeypatch.setattr(builder, "create_dot", widened)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
