@@ -20,8 +20,8 @@ MODEL = reference.path()
 SMALL = ("--memory", "50%", "--device", "cpu")
 
 
-def text(domain: str, path: Path) -> Path:
-    prompts = reference.workload(domain).prompts[:8]
+def text(domain: str, path: Path, most: int = 8) -> Path:
+    prompts = reference.workload(domain).prompts[:most]
     path.write_text("\n\n".join(one.text for one in prompts), encoding="utf-8")
     return path
 
@@ -126,7 +126,7 @@ def test_pruned_by_prompts_and_answers(tmp_path: Path) -> None:
 
 
 def test_both_models_are_compared(pruned: Path, german: Path, stock: torch.nn.Module) -> None:
-    italian = text("it", german.with_name("italian.txt"))
+    italian = text("it", german.with_name("italian.txt"), 3)
     words = ("compare", MODEL, pruned, "--text", german, "--text", italian, *SMALL)
     ended = call(*words, "--json")
     found = json.loads(ended.out)
@@ -179,7 +179,7 @@ def test_perplexities_have_no_more_digits_than_are_known() -> None:
 
 
 def test_analyze_compares_as_compare_does(pruned: Path, german: Path) -> None:
-    words = (MODEL, pruned, "--text", german, *SMALL, "--json")
+    words = (MODEL, pruned, "--text", text("it", german.with_name("short.txt"), 2), *SMALL, "--json")
     found, other = (json.loads(call(*name, *words).out) for name in (("compare",), ("analyze", "--compare")))
     assert found == other
     assert "--compare takes two models" in call("analyze", "--compare", MODEL, "--text", german).error

@@ -110,19 +110,6 @@ def test_what_was_learnt_and_traced_is_kept_when_run_is_terminated(tmp_path: Pat
     assert Profile.load(learnt).tokens.sum() == Trace.load(traced).tokens > 3
 
 
-def test_what_was_learnt_is_kept_when_chat_is_terminated(tmp_path: Path) -> None:
-    learnt = tmp_path / "p.safetensors"
-    process = hotset("chat", "--max-new-tokens", 8, "--memory", "25%", "--learn", learnt)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("Il mare\n")
-    process.stdin.flush()
-    assert process.stdout.readline()
-    code, errors = ended(process, signal.SIGTERM)
-    assert code == 143, errors
-    assert Profile.load(learnt).tokens.sum() > 3
-
-
 def test_a_pack_that_is_terminated_goes_on_where_it_stopped(tmp_path: Path) -> None:
     from hotset import reference
 

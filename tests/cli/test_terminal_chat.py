@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from calls import call, model_folder
 
+from hotset.profile import Profile
+
 pytestmark = pytest.mark.filterwarnings("default")
 
 CANCEL_TIMEOUT_S = 200.0  # to fail at last, not to measure
@@ -140,12 +142,15 @@ def test_ctrl_c_ends_an_answer_and_the_next_question_is_answered(terminals: list
     assert "of experts in memory" in terminal.text[at + 200 :]
 
 
-def test_an_error_of_the_model_leaves_the_conversation_open(terminals: list[Terminal], tmp_path: Path) -> None:
+def test_an_error_of_the_model_leaves_the_conversation_open_until_sigterm(
+    terminals: list[Terminal], tmp_path: Path
+) -> None:
     place = model_folder(tmp_path / "model", config={"max_position_embeddings": 40})
     (place / "chat_template.jinja").write_text(
         "{% if 'x' in messages[-1].content %}{{ raise_exception('\x1b[2Jno x') }}{% endif %}{{ messages[-1].content }}"
     )
-    terminal = Terminal("chat", place, "--memory", "25%", "--max-new-tokens", "4")
+    learnt = tmp_path / "p.safetensors"
+    terminal = Terminal("chat", place, "--memory", "25%", "--max-new-tokens", "4", "--learn", learnt)
     terminals.append(terminal)
     terminal.wait_for("> $")
     at = terminal.type(b"xxx\n")
@@ -154,9 +159,11 @@ def test_an_error_of_the_model_leaves_the_conversation_open(terminals: list[Term
     terminal.wait_for("error: the prompt has (.|\n)*> $", at)
     at = terminal.type(f"{PROMPT}\n".encode())
     terminal.wait_for(r"del\n(.|\n)+\n> $", at)
-    terminal.type(b"/bye\n")
-    assert terminal.end() == 0
+    terminal.settle()
+    os.kill(terminal.child, signal.SIGTERM)  # while it waits at the prompt
+    assert terminal.end() == 143
     assert "Traceback" not in terminal.text
+    assert Profile.load(learnt).tokens.sum() > 3
 
 
 def test_blocks_ctrl_c_a_new_size_and_other_alphabets(terminals: list[Terminal], tmp_path: Path) -> None:
@@ -202,18 +209,14 @@ def test_blocks_ctrl_c_a_new_size_and_other_alphabets(terminals: list[Terminal],
     assert "Traceback" not in terminal.text
 
 
-def test_sigterm_at_the_prompt_and_in_an_answer_ends_the_chat(terminals: list[Terminal]) -> None:
-    idle, busy = (Terminal("chat", *LONG) for _ in range(2))
-    terminals += [idle, busy]
-    idle.wait_for("> $")
-    idle.settle()
-    os.kill(idle.child, signal.SIGTERM)
-    assert idle.end() == 143
-    busy.wait_for("> $")
-    at = busy.type(f"{PROMPT}\n".encode())
-    busy.wait_for(r"\n.{20}", at)  # the answer has begun
-    busy.resize(50, 60)
-    os.kill(busy.child, signal.SIGTERM)
-    assert busy.end() == 143
-    assert "of experts in memory" in busy.text[at:]
-    assert "Traceback" not in idle.text + busy.text
+def test_sigterm_in_an_answer_ends_the_chat(terminals: list[Terminal]) -> None:
+    terminal = Terminal("chat", *LONG)
+    terminals.append(terminal)
+    terminal.wait_for("> $")
+    at = terminal.type(f"{PROMPT}\n".encode())
+    terminal.wait_for(r"\n.{20}", at)  # the answer has begun
+    terminal.resize(50, 60)
+    os.kill(terminal.child, signal.SIGTERM)
+    assert terminal.end() == 143
+    assert "of experts in memory" in terminal.text[at:]
+    assert "Traceback" not in terminal.text
