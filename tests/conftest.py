@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,10 @@ import pytest
 from examples import LONG
 
 from hotset import plugins
+
+# What has started the tests may ignore signals, as nohup and scripts do, and the commands that tests start would, too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with suppress(ImportError):  # then the tests that draw examples are left out
     from hypothesis import HealthCheck, settings
